@@ -1,0 +1,43 @@
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help setup peers lint format test demo bench clean
+
+help: ## List the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: .venv/ready ## Make .venv with the tested versions
+
+# torch comes first and by its exact version: an open range may pull gigabytes of CUDA.
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+lint: setup ## ruff and mypy, strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup ## Rewrite the sources in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: setup ## All tests
+	$(BIN)/pytest -q -n 2
+
+demo: setup ## The rules against attacks, as a table
+	$(BIN)/python -m simulations.demo
+
+# The peers pin other versions of torch and torchvision; their aggregators need neither.
+peers: .venv/peers
+.venv/peers: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps byzfl==0.0.11 byzpy==0.1.4
+	touch $@
+
+bench: peers ## Benchmarks against peers and floors
+	$(BIN)/python -m simulations.benchmarks.aggregation
+
+clean: ## Remove the environment and everything generated
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis outputs

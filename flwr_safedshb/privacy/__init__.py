@@ -1,0 +1,1 @@
+"""Sampling, clipping, noise, and the accountant that is true for them."""

@@ -1,0 +1,1 @@
+"""Experiments, demonstrations and benchmarks built on flwr_safedshb."""

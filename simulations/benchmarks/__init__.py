@@ -1,0 +1,1 @@
+"""Measurements against peers and against the floor of the same machine."""
