@@ -1,0 +1,96 @@
+"""Whether a model and a loss have per-example gradients; asked before round 1."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from opacus.validators import ModuleValidator
+from opacus.validators.batch_norm import validate as batch_norm_errors
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.loss import _Loss
+
+from flwr_safedshb.privacy.hooks import PerExampleModule
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class UnsupportedModelError(ValueError):
+    """The model or loss has no per-example gradients that could be bounded."""
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse a model that mixes examples or has layers without per-example gradients.
+
+    Raises
+    ------
+    UnsupportedModelError
+        With Opacus' explanation, and its remedy where it has one.
+    """
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UnsupportedModelError("the model has no parameter with requires_grad")
+    training = copy.deepcopy(model).train()
+    problems = [str(error) for error in ModuleValidator.validate(training)]
+    problems += [str(error) for error in PerExampleModule.validate(training)]
+    for module in model.modules():
+        # Opacus looks at trainable layers of the exact types only; a batch norm mixes
+        # examples without weights of its own too.
+        if isinstance(module, _BatchNorm) and not problems:
+            problems += [str(error) for error in batch_norm_errors(module)]
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and (
+            module.scale_grad_by_freq or module.max_norm is not None or module.sparse
+        ):
+            problems.append(
+                "an embedding with scale_grad_by_freq, max_norm or sparse has no "
+                "per-example gradient; turn these options off"
+            )
+    if problems:
+        raise UnsupportedModelError(
+            "the model cannot be trained privately: "
+            + "; ".join(dict.fromkeys(problems))
+            + ". opacus.validators.ModuleValidator.fix(model) replaces the layers it "
+            "knows a private substitute for"
+        )
+
+
+def per_example_loss(loss: Loss) -> Loss:
+    """Turn a loss into one that returns a value per example.
+
+    Parameters
+    ----------
+    loss : callable (outputs, targets) -> Tensor
+        Either any callable that returns one value per example, such as
+        ``functools.partial(F.cross_entropy, reduction="none")``, or a torch loss
+        module with any reduction: the reduction over the batch is dropped.
+
+    Returns
+    -------
+    callable (outputs, targets) -> Tensor of shape (k,)
+        Raises `UnsupportedModelError` if the loss does not give k values for k targets.
+    """
+    if isinstance(loss, _Loss) and loss.reduction != "none":
+        weighted = isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
+        if isinstance(loss, nn.CTCLoss) or (
+            weighted and getattr(loss, "weight", None) is not None
+        ):
+            raise UnsupportedModelError(
+                f"{type(loss).__name__} with reduction={loss.reduction!r} divides by a "
+                "sum over the batch, which mixes examples; use reduction='none'"
+            )
+        loss = copy.copy(loss)
+        loss.reduction = "none"
+
+    def losses(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        values = loss(outputs, targets)
+        count = len(targets)
+        if values.dim() == 0 or len(values) != count or values.numel() != count:
+            raise UnsupportedModelError(
+                "the loss must return one value per example, a tensor of shape (k,) "
+                f"for k examples, got one with {values.dim()} axes; use "
+                "reduction='none' and reduce what is left within each example"
+            )
+        return values.reshape(count)
+
+    return losses
