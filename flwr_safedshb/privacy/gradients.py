@@ -112,10 +112,11 @@ class ClippedGradients:
             return total
         try:
             self._share_weights()
-            if self.clipping not in _probed.setdefault(self.model, set()):
-                self._probe(inputs[:_PROBE], targets[:_PROBE])
-                _probed[self.model].add(self.clipping)
             size = self._max_examples or len(targets)
+            if self.clipping not in _probed.setdefault(self.model, set()):
+                few = min(_PROBE, size)
+                self._probe(inputs[:few], targets[:few])
+                _probed[self.model].add(self.clipping)
             for start in range(0, len(targets), size):
                 part = slice(start, start + size)
                 chunk, _ = self._clipped_sum(inputs[part], targets[part])
@@ -150,8 +151,7 @@ class ClippedGradients:
         if self.clipping == "per-example":
             gradients = _found("grad_sample", losses, parameters)
             norms = _joined([row_norms(g) for g in gradients if g is not None])
-            factors = (self.clip_norm / norms).clamp(max=1.0)
-            sums = [_weighted(g, factors) for g in gradients]
+            sums = _weighted(gradients, (self.clip_norm / norms).clamp(max=1.0))
         else:
             found = _found("_norm_sample", losses, parameters)
             norms = _joined([n for n in found if n is not None])
@@ -246,13 +246,14 @@ def _joined(norms: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _weighted(
-    gradients: torch.Tensor | None, factors: torch.Tensor
-) -> torch.Tensor | None:
-    """Sum gradients of shape (k, ...) with k factors; not finite factors count as 0."""
-    if gradients is None:
-        return None
-    flat = gradients.flatten(1)
-    finite = factors > 0  # C/inf is 0, and C/nan compares as false
-    if not finite.all():
-        flat, factors = flat[finite], factors[finite]
-    return factors.to(flat.dtype) @ flat
+    gradients: list[torch.Tensor | None], factors: torch.Tensor
+) -> list[torch.Tensor | None]:
+    """Sum gradients of shape (k, ...) with k factors; a factor of 0 drops its row."""
+    # C/inf is 0 and C/nan compares as false; zero times either would not be zero.
+    kept = factors > 0
+    if not kept.all():
+        gradients = [None if g is None else g[kept] for g in gradients]
+        factors = factors[kept]
+    return [
+        None if g is None else factors.to(g.dtype) @ g.flatten(1) for g in gradients
+    ]

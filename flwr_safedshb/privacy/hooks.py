@@ -53,15 +53,11 @@ def row_norms(gradients: torch.Tensor) -> torch.Tensor:
     """
     flat = gradients.flatten(1)
     full = flat.shape[1] // _BLOCK * _BLOCK
-    blocks = torch.unflatten(flat[:, :full], 1, (full // _BLOCK, _BLOCK))
-    parts = torch.cat(
-        [
-            torch.linalg.vector_norm(blocks, dim=2),
-            torch.linalg.vector_norm(flat[:, full:], dim=1, keepdim=True),
-        ],
-        dim=1,
-    )
-    norms: torch.Tensor = torch.linalg.vector_norm(parts.double(), dim=1)
+    norms: torch.Tensor = torch.linalg.vector_norm(flat[:, full:], dim=1).double()
+    if full:
+        blocks = torch.unflatten(flat[:, :full], 1, (full // _BLOCK, _BLOCK))
+        parts = torch.linalg.vector_norm(blocks, dim=2).double()
+        norms = torch.hypot(norms, torch.linalg.vector_norm(parts, dim=1))
     overflow = ~norms.isfinite()
     if overflow.any():
         # Finite values whose squares are not: only a wider type can tell.
