@@ -1,0 +1,227 @@
+"""A privacy plan: sampler, clip, noise and adjacency, frozen with their accountant.
+
+The mechanism is one step of Algorithm 1 of Allouah, Guerraoui, Gupta, Pinot, Stephan:
+"On the Privacy-Robustness-Utility Trilemma in Distributed Learning", ICML 2023. A plan
+says everything that decides its epsilon, so nothing else in the project states one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from numbers import Integral, Real
+from typing import Literal, get_args
+
+Sampling = Literal["fixed", "poisson"]
+Adjacency = Literal["replace-one", "add-remove"]
+Clipping = Literal["per-example", "ghost"]
+
+SAMPLER_WORDS: Mapping[Sampling, str] = {
+    "fixed": "fixed-size sampling without replacement",
+    "poisson": "Poisson sampling",
+}
+
+
+@dataclass(frozen=True)
+class PrivacyStatement:
+    """An epsilon together with everything it depends on.
+
+    Attributes
+    ----------
+    epsilon, delta : float
+        The (epsilon, delta)-differential privacy that is stated.
+    steps : int
+        Releases it covers (T).
+    sampler, adjacency, accountant : str
+        The mechanism and the unit of privacy it holds for, and how it was computed.
+    """
+
+    epsilon: float
+    delta: float
+    steps: int
+    sampler: str
+    adjacency: str
+    accountant: str
+
+    def __str__(self) -> str:
+        return (
+            f"epsilon = {self.epsilon:.4g} at delta = {self.delta:g} after "
+            f"{self.steps} steps ({self.sampler}, {self.adjacency} adjacency, "
+            f"{self.accountant})"
+        )
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """What a client does to its gradient in every step, and what that costs.
+
+    Each step draws a batch, clips every example's gradient to ``clip_norm``, sums,
+    divides by ``batch_size`` and adds N(0, ``noise_std``^2) to every coordinate.
+
+    Attributes
+    ----------
+    clip_norm : float
+        C, the largest L2 norm of one example's gradient.
+    noise_multiplier : float
+        Noise deviation in units of 2C/b, the replace-one sensitivity of the fixed-size
+        batch mean, whatever the sampler and the adjacency. 0 means no privacy.
+    batch_size : int
+        b. Under ``poisson`` the expected size; the divisor is b in any case.
+    num_examples : int
+        m, the examples this client holds; treated as public.
+    sampling : {"fixed", "poisson"}
+        b of m without replacement, fresh each step; or each example with probability
+        b/m, independently.
+    adjacency : {"replace-one", "add-remove"}
+        The unit of privacy that epsilon is stated for.
+    clipping : {"per-example", "ghost"}
+        How the same clipped sum is computed; epsilon does not depend on it.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+    batch_size: int
+    num_examples: int
+    sampling: Sampling = "fixed"
+    adjacency: Adjacency = "replace-one"
+    clipping: Clipping = "per-example"
+
+    def __post_init__(self) -> None:
+        for name in ("clip_norm", "noise_multiplier"):
+            self._set(name, _finite(name, getattr(self, name)))
+        for name in ("batch_size", "num_examples"):
+            self._set(name, _positive_integer(name, getattr(self, name)))
+        if self.clip_norm <= 0:
+            raise ValueError(
+                f"clip_norm={self.clip_norm} must be above 0; "
+                "it bounds what one example can contribute"
+            )
+        if self.noise_multiplier < 0:
+            raise ValueError(
+                f"noise_multiplier={self.noise_multiplier} must not be negative; "
+                "use 0 for a run without privacy"
+            )
+        if self.num_examples < self.batch_size:
+            raise ValueError(
+                f"batch_size={self.batch_size} needs at least as many examples, got "
+                f"num_examples={self.num_examples}; lower it or add examples"
+            )
+        for name, words in (
+            ("sampling", get_args(Sampling)),
+            ("adjacency", get_args(Adjacency)),
+            ("clipping", get_args(Clipping)),
+        ):
+            if getattr(self, name) not in words:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is unknown; use one of "
+                    + ", ".join(map(repr, words))
+                )
+        if self.sampling == "fixed" and self.adjacency == "add-remove":
+            raise ValueError(
+                "adjacency='add-remove' has no accountant for sampling='fixed', whose "
+                "batches have the same size with and without the example; use "
+                "adjacency='replace-one' or sampling='poisson'"
+            )
+
+    def _set(self, name: str, value: float) -> None:
+        object.__setattr__(self, name, value)
+
+    @property
+    def noise_std(self) -> float:
+        """sigma_DP = 2 C s / b, the deviation added to every coordinate of the mean."""
+        return 2.0 * self.clip_norm * self.noise_multiplier / self.batch_size
+
+    @property
+    def sampling_rate(self) -> float:
+        """Q = b / m, the probability that a given example is in a batch."""
+        return self.batch_size / self.num_examples
+
+    def epsilon(self, steps: int, delta: float) -> float:
+        """Epsilon of ``steps`` releases (T) at ``delta``; infinite without noise."""
+        from flwr_safedshb.privacy import accounting
+
+        return accounting.epsilon([(self, steps)], delta)
+
+    def statement(self, steps: int, delta: float) -> PrivacyStatement:
+        """Epsilon of ``steps`` releases, with the mechanism it is true for."""
+        from flwr_safedshb.privacy import accounting
+
+        return accounting.statement([(self, steps)], delta)
+
+    @classmethod
+    def calibrate(
+        cls,
+        target_epsilon: float,
+        delta: float,
+        steps: int,
+        *,
+        clip_norm: float,
+        batch_size: int,
+        num_examples: int,
+        sampling: Sampling = "fixed",
+        adjacency: Adjacency = "replace-one",
+        clipping: Clipping = "per-example",
+    ) -> PrivacyPlan:
+        """Make the plan with the least noise that keeps ``steps`` within the target.
+
+        Returns
+        -------
+        PrivacyPlan
+            Its accounted epsilon is at most ``target_epsilon`` and within 1% of it.
+        """
+        from flwr_safedshb.privacy import calibration
+
+        shape = cls(
+            clip_norm=clip_norm,
+            noise_multiplier=1.0,
+            batch_size=batch_size,
+            num_examples=num_examples,
+            sampling=sampling,
+            adjacency=adjacency,
+            clipping=clipping,
+        )
+        return calibration.calibrate(shape, target_epsilon, delta, steps)
+
+    def to_dict(self) -> dict[str, float | int | str]:
+        """Return the fields, as plain numbers and words."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> PrivacyPlan:
+        """Rebuild a plan from :meth:`to_dict`; every field must be there, no other."""
+        expected = {field.name for field in fields(cls)}
+        if set(values) != expected:
+            raise ValueError(
+                f"a plan has the fields {sorted(expected)}, got {sorted(values)}"
+            )
+        return cls(**values)  # type: ignore[arg-type]  # checked by __post_init__
+
+    def to_json(self) -> str:
+        """Return one canonical line of JSON: equal plans give equal text."""
+        return json.dumps(self.to_dict(), sort_keys=True, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> PrivacyPlan:
+        """Rebuild the identical plan from :meth:`to_json`."""
+        values = json.loads(text)
+        if not isinstance(values, dict):
+            raise ValueError("a plan is a JSON object, got another kind of value")
+        return cls.from_dict(values)
+
+
+def _finite(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ValueError(f"{name}={value!r} must be a number")
+    if not math.isfinite(value):
+        raise ValueError(f"{name}={value!r} must be finite")
+    return float(value)
+
+
+def _positive_integer(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ValueError(f"{name}={value!r} must be an integer")
+    if value < 1:
+        raise ValueError(f"{name}={value!r} must be at least 1")
+    return int(value)
