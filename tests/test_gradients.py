@@ -18,8 +18,11 @@ from flwr_safedshb.privacy.gradients import (
 )
 from flwr_safedshb.privacy.plan import Clipping
 
+# Threads cost more than they bring on matrices of this size.
+torch.set_num_threads(1)
+
 PATHS: tuple[Clipping, ...] = ("per-example", "ghost")
-# pytest forgets the filter that the package sets when it is imported.
+# torch's way to say that data have no gradient.
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 both_paths = pytest.mark.parametrize("clipping", PATHS)
 Batch = tuple[torch.Tensor, torch.Tensor]

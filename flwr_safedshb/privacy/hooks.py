@@ -12,7 +12,6 @@ example through unclipped:
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -30,10 +29,6 @@ from torch import nn
 
 Sampled = dict[torch.Tensor, torch.Tensor]  # keyed by parameter
 Sampler = Callable[[nn.Module, list[torch.Tensor], torch.Tensor], Sampled]
-
-# torch tells every user of a first layer that its inputs need no gradient; that is how
-# data behaves.
-warnings.filterwarnings("ignore", message="Full backward hook is firing when gradients")
 
 # float32 sums of more squares than this lose digits of the norm.
 _BLOCK = 4096

@@ -1,0 +1,178 @@
+import copy
+import hashlib
+import inspect
+import itertools
+import os
+import pickle
+import time
+
+import numpy as np
+import pytest
+from randomgen import AESCounter
+from scipy import stats
+
+from flwr_safedshb.privacy import noise
+from flwr_safedshb.privacy.noise import Randomness, SecureRandomness, SeededRandomness
+
+DRAWS = 60_000
+
+
+@pytest.fixture
+def fixed_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the operating system's entropy the same in every run of a test."""
+    counter = itertools.count()
+
+    def urandom(size: int) -> bytes:
+        return hashlib.shake_128(str(next(counter)).encode()).digest(size)
+
+    monkeypatch.setattr(os, "urandom", urandom)
+
+
+def p_value(draws: np.ndarray[tuple[int], np.dtype[np.float64]], std: float) -> float:
+    return float(stats.kstest(draws, "norm", args=(0.0, std)).pvalue)
+
+
+@pytest.mark.usefixtures("fixed_entropy")
+@pytest.mark.parametrize("source", [SecureRandomness(), SeededRandomness(5)])
+@pytest.mark.parametrize("std", [0.08, 3.0])
+def test_gaussian_has_the_stated_deviation(source: Randomness, std: float) -> None:
+    draws = source.gaussian(DRAWS, std)
+    assert draws.dtype == np.float64
+    assert p_value(draws, std) > 0.01
+    # The mutations that this test is for: noise a tenth too small or too large.
+    assert p_value(0.9 * draws, std) < 1e-6
+    assert p_value(1.1 * draws, std) < 1e-6
+
+
+@pytest.mark.usefixtures("fixed_entropy")
+@pytest.mark.parametrize("source", [SecureRandomness(), SeededRandomness(5)])
+def test_draws_are_independent(source: Randomness) -> None:
+    first, second = source.gaussian(DRAWS, 1.0), source.gaussian(DRAWS, 1.0)
+    bound = 4 / np.sqrt(DRAWS)
+    assert abs(np.corrcoef(first, second)[0, 1]) < bound
+    assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < bound
+    assert np.corrcoef(first, first)[0, 1] > bound  # what a repeated stream would give
+
+
+@pytest.mark.usefixtures("fixed_entropy")
+@pytest.mark.parametrize("source", [SecureRandomness(), SeededRandomness(5)])
+def test_each_value_is_half_a_sum_of_four(
+    source: Randomness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ones:
+        calls = 0
+
+        def standard_normal(
+            self,
+            size: int | None = None,
+            out: np.ndarray[tuple[int], np.dtype[np.float64]] | None = None,
+        ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+            self.calls += 1
+            if out is None:
+                assert size is not None
+                return np.ones(size)
+            out[:] = 1.0
+            return out
+
+    ones = Ones()
+    monkeypatch.setattr(type(source), "_generator", lambda self: ones)
+    assert source.gaussian(3, 0.5).tolist() == [1.0, 1.0, 1.0]
+    assert ones.calls == 4
+
+
+def test_only_the_secure_source_is_private() -> None:
+    assert SecureRandomness.private
+    assert not SeededRandomness.private
+    for source in (SecureRandomness(), SeededRandomness(0)):
+        assert isinstance(source, Randomness)
+        assert source.for_step(1, 2).private == source.private
+
+
+def test_secure_source_cannot_be_seeded() -> None:
+    assert not inspect.signature(SecureRandomness).parameters
+    np.random.seed(0)  # noqa: NPY002  # what a run might seed must not matter
+    first = SecureRandomness().gaussian(8, 1.0)
+    np.random.seed(0)  # noqa: NPY002
+    assert not np.array_equal(first, SecureRandomness().gaussian(8, 1.0))
+
+
+def test_copies_of_the_secure_source_never_repeat_it() -> None:
+    source = SecureRandomness()
+    source.gaussian(8, 1.0)  # a source that kept state would have it by now
+    twins = [source, copy.copy(source), copy.deepcopy(source)]
+    twins += [pickle.loads(pickle.dumps(source)), source.for_step(0, 0)]
+    draws = {twin.gaussian(8, 1.0).tobytes() for twin in twins}
+    assert len(draws) == len(twins)
+
+
+def test_forked_processes_never_repeat_the_secure_source() -> None:
+    source = SecureRandomness()
+    source.gaussian(8, 1.0)
+    children = []
+    for _ in range(3):
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.write(write, source.gaussian(8, 1.0).tobytes())
+            os._exit(0)
+        os.close(write)
+        children.append((pid, read))
+    draws = {source.gaussian(8, 1.0).tobytes()}
+    for pid, read in children:
+        draws.add(os.read(read, 64))
+        os.close(read)
+        os.waitpid(pid, 0)
+    assert len(draws) == 4
+
+
+def test_each_secure_draw_has_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[int] = []
+
+    def spy(*, key: int) -> object:
+        keys.append(key)
+        return AESCounter(key=key)
+
+    monkeypatch.setattr(noise, "AESCounter", spy)
+    source = SecureRandomness()
+    source.gaussian(3, 1.0)
+    source.subset(10, 2)
+    source.coins(10, 0.5)
+    assert len(set(keys)) == 3
+    assert max(keys) > 2**64  # all 128 bits, not one machine word
+
+
+def test_seeded_step_depends_on_seed_node_and_step_only() -> None:
+    def draw(seed: int, node: int, step: int, before: int = 0) -> bytes:
+        source = SeededRandomness(seed)
+        source.gaussian(before, 1.0)
+        source = source.for_step(node, step)
+        return source.gaussian(4, 1.0).tobytes() + source.subset(100, 5).tobytes()
+
+    assert draw(1, 2, 3) == draw(1, 2, 3, before=7)
+    settings = list(itertools.product((1, 2), (0, 1, 2**63), (0, 1, 2)))
+    assert len({draw(*setting) for setting in settings}) == len(settings)
+
+
+def test_seeded_values_are_pinned() -> None:
+    # From numpy's documented SeedSequence and PCG64 streams: a change of these figures
+    # would silently change every simulation.
+    source = SeededRandomness(7).for_step(node=3, step=11)
+    generator = np.random.Generator(
+        np.random.PCG64(np.random.SeedSequence(7, spawn_key=(3, 11)))
+    )
+    expected = sum(generator.standard_normal(5) for _ in range(4)) * 0.25
+    np.testing.assert_array_equal(source.gaussian(5, 0.5), expected)
+
+
+@pytest.mark.parametrize(("seed", "node", "step"), [(-1, 0, 0), (0, -1, 0), (0, 0, -1)])
+def test_negative_seeds_are_refused(seed: int, node: int, step: int) -> None:
+    with pytest.raises(ValueError, match="at least 0"):
+        SeededRandomness(seed).for_step(node, step)
+
+
+def test_no_global_state_is_touched() -> None:
+    before = np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
+    SecureRandomness().gaussian(10, 1.0)
+    SeededRandomness(time.time_ns()).gaussian(10, 1.0)
+    after = np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
+    assert before == after
