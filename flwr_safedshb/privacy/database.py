@@ -1,0 +1,155 @@
+"""The SQLite file of a ledger: how it is made, opened, and refused.
+
+A rollback journal and ``synchronous=EXTRA`` were chosen over the faster write-ahead
+log, because then the file alone is the whole ledger whenever nobody is writing: a copy
+or a move of it cannot leave charges behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+_APPLICATION_ID = 0x53444842  # "SDHB"
+_VERSION = 1
+_WAIT_SECONDS = 120.0
+_SCHEMA = """
+CREATE TABLE ledger (
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    max_epsilon REAL NOT NULL, delta REAL NOT NULL,
+    count INTEGER NOT NULL, head BLOB NOT NULL
+);
+CREATE TABLE plans (id INTEGER PRIMARY KEY, plan TEXT NOT NULL UNIQUE);
+CREATE TABLE charges (
+    id INTEGER PRIMARY KEY, time TEXT NOT NULL, run TEXT NOT NULL,
+    plan INTEGER NOT NULL REFERENCES plans (id), steps INTEGER NOT NULL,
+    hash BLOB NOT NULL
+);
+CREATE TABLE state (
+    run TEXT PRIMARY KEY, time TEXT NOT NULL, step INTEGER NOT NULL,
+    arrays BLOB NOT NULL, hash BLOB NOT NULL
+);
+CREATE TRIGGER charges_stay BEFORE DELETE ON charges
+BEGIN SELECT RAISE(ABORT, 'charges are append-only'); END;
+CREATE TRIGGER charges_keep BEFORE UPDATE ON charges
+BEGIN SELECT RAISE(ABORT, 'charges are append-only'); END;
+"""
+
+
+class LedgerError(RuntimeError):
+    """The ledger cannot be used now; nothing may be released without it."""
+
+
+class LedgerCorrupted(LedgerError):  # noqa: N818  # what happened, as in BudgetExhausted
+    """The file is not a ledger, or not the one that was written."""
+
+
+def create(path: Path, max_epsilon: float, delta: float, head: bytes) -> None:
+    """Make an empty ledger at ``path``, completely or not at all.
+
+    ``head`` is the hash that the first charge continues. Does nothing if another
+    process was faster.
+    """
+    path = Path(os.path.realpath(path))
+    if Path(f"{path}-journal").exists():
+        raise LedgerCorrupted(
+            refusal(path, "its journal is there and the file itself is missing")
+        )
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise LedgerError(
+            f"cannot create the ledger {path}: {error.strerror}; its directory must "
+            "exist and be writable"
+        ) from error
+    os.close(handle)  # mkstemp made it readable by its owner only
+    try:
+        connection = _connect(Path(name))
+        with connection:
+            connection.executescript(
+                f"PRAGMA application_id = {_APPLICATION_ID};"
+                f"PRAGMA user_version = {_VERSION}; BEGIN; {_SCHEMA}"
+            )
+            connection.execute(
+                "INSERT INTO ledger VALUES (1, ?, ?, 0, ?)",
+                (max_epsilon, delta, head),
+            )
+        connection.close()
+        with suppress(FileExistsError):
+            os.link(name, path)  # unlike a rename, never replaces a ledger
+            logging.getLogger(__name__).warning(
+                "new privacy ledger %s: nothing spent so far is known to it", path
+            )
+    except sqlite3.Error as error:
+        raise explained(path, error) from error
+    finally:
+        os.unlink(name)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open an existing ledger file, or say why it is none."""
+    # Looked at by name only: opening and closing the file here would drop the locks
+    # that this process has on it.
+    if not path.is_file():
+        raise LedgerError(f"there is no ledger {path}; it was removed, or never made")
+    if path.stat().st_size == 0:
+        raise LedgerCorrupted(refusal(path, "it is empty"))
+    connection = _connect(path)
+    for pragma, mine in (
+        ("application_id", _APPLICATION_ID),
+        ("user_version", _VERSION),
+    ):
+        (found,) = connection.execute(f"PRAGMA {pragma}").fetchone()
+        if found != mine:
+            connection.close()
+            raise LedgerCorrupted(refusal(path, f"its {pragma} is {found}, not {mine}"))
+    # Only now that the file is ours, because this may change it.
+    connection.execute("PRAGMA journal_mode = DELETE")
+    return connection
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        path, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False
+    )
+    connection.execute("PRAGMA synchronous = EXTRA")
+    connection.execute("PRAGMA fullfsync = ON")  # macOS: past the disk's own cache
+    connection.execute("PRAGMA trusted_schema = OFF")
+    return connection
+
+
+def refusal(path: Path, reason: str) -> str:
+    """Word the refusal of a file that cannot be trusted."""
+    return (
+        f"the ledger {path} is refused: {reason}. What was spent is no longer certain: "
+        "restore the newest intact copy, or give up the budget it stood for"
+    )
+
+
+_DAMAGE = ("", "SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR", "SQLITE_CONSTRAINT")
+_REMEDIES = {
+    "SQLITE_BUSY": "another process holds it; nothing was charged, try again",
+    "SQLITE_FULL": "release nothing, free space on its disk and try again",
+    "SQLITE_IOERR": "release nothing, check its disk and the space on it, try again",
+    "SQLITE_READONLY": "check the permissions of the file and of its directory",
+    "SQLITE_CANTOPEN": "check the permissions of the file and of its directory",
+}
+
+
+def explained(path: Path, error: sqlite3.Error) -> LedgerError:
+    """Turn SQLite's error into one that says what to do."""
+    # Extended names go on with another word: SQLITE_IOERR_WRITE.
+    name = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
+    if name in _DAMAGE:
+        return LedgerCorrupted(refusal(path, str(error)))
+    remedy = _REMEDIES.get(name, "release nothing")
+    return LedgerError(f"the ledger {path} cannot be used ({error}): {remedy}")
