@@ -10,6 +10,7 @@ from numbers import Integral
 
 import numpy as np
 from dp_accounting import (
+    DpEvent,
     GaussianDpEvent,
     NeighboringRelation,
     PoissonSampledDpEvent,
@@ -99,9 +100,7 @@ def _pld_epsilon(charges: Charges, delta: float, interval: float) -> float:
 def epsilon_upper_bound(charges: Charges, delta: float) -> float:
     """Bound epsilon from above in milliseconds, by Renyi divergences.
 
-    For a quick yes: where this fits a budget, the exact figure does. Poisson sampling
-    under replace-one is bounded by the fixed-size divergence, which holds for any
-    batches that coincide without the example and lie within 2C/b of each other.
+    For a quick yes: where this fits a budget, the exact figure does.
     """
     delta = checked_delta(delta)
     merged = _merged(charges)
@@ -163,19 +162,27 @@ def _last_fitting(fits: Callable[[int], bool], known: int) -> int:
     return min(known, MAX_STEPS)
 
 
+def library_event(plan: PrivacyPlan) -> tuple[DpEvent, NeighboringRelation]:
+    """Describe one step of the plan to the Renyi accountant of dp_accounting.
+
+    That accountant reads a multiplier as noise over sensitivity. It has no event for
+    Poisson sampling under replace-one; the fixed-size event is a valid bound for it,
+    since the divergence is computed for any batches that coincide without the example
+    and lie within 2C/b of each other with it.
+    """
+    if plan.adjacency == "add-remove":
+        noise = GaussianDpEvent(pld.poisson_noise_multiplier(plan))
+        event = PoissonSampledDpEvent(plan.sampling_rate, noise)
+        return event, NeighboringRelation.ADD_OR_REMOVE_ONE
+    noise = GaussianDpEvent(plan.noise_multiplier)
+    event = SampledWithoutReplacementDpEvent(plan.num_examples, plan.batch_size, noise)
+    return event, NeighboringRelation.REPLACE_ONE
+
+
 @lru_cache(maxsize=64)
 def _renyi(plan: PrivacyPlan) -> NDArray[np.float64]:
-    """Renyi divergences of one step at the orders above, from dp_accounting."""
-    if plan.adjacency == "add-remove":
-        relation = NeighboringRelation.ADD_OR_REMOVE_ONE
-        event = PoissonSampledDpEvent(
-            plan.sampling_rate, GaussianDpEvent(pld.poisson_noise_multiplier(plan))
-        )
-    else:
-        relation = NeighboringRelation.REPLACE_ONE
-        event = SampledWithoutReplacementDpEvent(
-            plan.num_examples, plan.batch_size, GaussianDpEvent(plan.noise_multiplier)
-        )
+    """Renyi divergences of one step at the orders above."""
+    event, relation = library_event(plan)
     accountant = RdpAccountant(_RENYI_ORDERS, relation).compose(event)
     divergences: NDArray[np.float64] = np.maximum(accountant.rdp, 0.0)
     return divergences + _RENYI_ROUNDING

@@ -47,7 +47,7 @@ class PrivacyStatement:
 
     def __str__(self) -> str:
         return (
-            f"epsilon = {self.epsilon:.4g} at delta = {self.delta:g} after "
+            f"epsilon = {self.epsilon:.5g} at delta = {self.delta:g} after "
             f"{self.steps} steps ({self.sampler}, {self.adjacency} adjacency, "
             f"{self.accountant})"
         )
