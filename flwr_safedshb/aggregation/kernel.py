@@ -1,0 +1,383 @@
+r"""Branch and bound for a positive definite principal submatrix of a given size.
+
+This is SMEA's decision. Let D be squared distances, m = n - f, a a member of S, y_i =
+x_i - x_a and G_ij = <y_i, y_j>. With P = I - 1 1^T/m, the largest eigenvalue of the
+scatter of S is below t exactly if tI - Y P Y^T is positive definite on S \ {a}; P
+restricted to these m - 1 points has the inverse I + 1 1^T, so this is
+
+    M_S = (I + 1 1^T) - G/t  positive definite on S \ {a},
+
+and M does not depend on S. The search includes or excludes one candidate at a time:
+
+- include j: M becomes its Schur complement at j; the inverse V = M^-1 drops row j;
+- exclude j: M drops row j; V becomes its Schur complement at j.
+
+With `slack` = candidates - needed, the number that must still be excluded, and
+`negative` = the number of negative eigenvalues of M on the candidates:
+
+- M_jj <= 0: j is out. M_jj M_kk <= M_jk^2: j and k are not both in; more than slack
+  such k: j is out; a matching of more than slack such pairs: nothing here.
+- each exclusion takes away at most one negative eigenvalue (interlacing): negative >
+  slack: nothing here; negative = 0: every choice that is left will do; negative =
+  slack or slack - 1: as the inertia of M is that of its rest plus that of V_RR, the
+  excluded set R has V_RR with no or one positive eigenvalue. So V_jj >= 0: j is in, for
+  negative = slack; and fewer than slack - 1 partners to go with: j is in.
+
+`negative` follows from signs: including leaves it, excluding j lowers it by one exactly
+if V_jj < 0. No sign is trusted within round-off: V is refreshed from an eigenvalue
+decomposition where it drifts, and where M is nearly singular the search branches
+without it. M itself is safe: along the path to a positive definite submatrix its
+updates are those of a Cholesky factorisation.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_safedshb.aggregation.compiled import compiled
+from flwr_safedshb.aggregation.primitives import (
+    NONE,
+    SOME,
+    IntArray,
+    conflicts,
+    eliminate,
+    find_pair,
+    highest,
+    lowest,
+    partners,
+    residual,
+)
+from flwr_safedshb.gram import FloatArray
+
+# What a step of the search ended with.
+EXHAUSTED, OUT_OF_NODES, FOUND, PRUNED, OPEN, CHANGED = 0, 1, 2, 3, 4, 5
+# Columns of Stack.counts. NEGATIVE may be UNKNOWN, not computed, or DOUBTFUL, not to be
+# told from round-off; UNCHECKED is 0, or 1 + the row where V was last changed; a find
+# while NEGATIVE > 0 is that of all candidates but the rows WITHOUT and AND_WITHOUT.
+CANDIDATES, NEEDED, INCLUDED, NEGATIVE, UNCHECKED, PIVOT = 0, 1, 2, 3, 4, 5
+WITHOUT, AND_WITHOUT = 6, 7
+UNKNOWN, DOUBTFUL = -1, -2
+# Entries of Stack.cursor.
+LEVEL, NODES = 0, 1
+
+# A submatrix with an eigenvalue below TINY may be missed: a set better than t by a
+# factor of less than 1 - TINY.
+TINY = 1e-11
+TRUST = 1e-8
+DRIFT = 1e-7
+# An exclusion that can magnify round-off in V by more than this is checked at once,
+# others before V is used to conclude.
+GROWTH = 1e3
+# Preference for pivots whose exclusion is costly; of 0 to 1, this visited fewest nodes.
+COSTLY = 0.25
+
+
+class Stack(NamedTuple):
+    """Depth-first search: one level for each inclusion that can still be undone.
+
+    Attributes
+    ----------
+    schur, inverse : (levels, c, c) arrays
+        M and V on the candidates of each level, in the leading rows and columns.
+    ids : (levels, c) array
+        Which candidate each row stands for.
+    included : (c,) array
+        Candidates included so far; a level owns the first `counts[level, INCLUDED]`.
+    counts : (levels, 8) array
+    cursor : (2,) array
+        Current level, nodes visited.
+    """
+
+    schur: FloatArray
+    inverse: FloatArray
+    ids: IntArray
+    included: IntArray
+    counts: IntArray
+    cursor: IntArray
+
+
+def new_stack(matrix: FloatArray, needed: int) -> Stack:
+    """Return a search over the rows of M, (c, c), of which `needed` are wanted."""
+    c = len(matrix)
+    levels = needed + 1
+    stack = Stack(
+        schur=np.empty((levels, c, c)),
+        inverse=np.empty((levels, c, c)),
+        ids=np.empty((levels, c), np.int64),
+        included=np.empty(c, np.int64),
+        counts=np.zeros((levels, 8), np.int64),
+        cursor=np.zeros(2, np.int64),
+    )
+    stack.schur[0] = matrix
+    stack.ids[0] = np.arange(c)
+    stack.counts[0] = (c, needed, 0, UNKNOWN, 0, 0, 0, 0)
+    return stack
+
+
+def found(stack: Stack) -> IntArray:
+    """Return the rows of a set that was found; more than needed if all of them do."""
+    counts = stack.counts[stack.cursor[LEVEL]]
+    included = stack.included[: counts[INCLUDED]]
+    if counts[NEEDED] == 0:
+        return included.copy()
+    rows = np.arange(counts[CANDIDATES])
+    if counts[NEGATIVE] > 0:
+        rows = np.setdiff1d(rows, counts[[WITHOUT, AND_WITHOUT]])
+    return np.append(included, stack.ids[stack.cursor[LEVEL], rows])
+
+
+def doubt(stack: Stack) -> None:
+    """Go on after a find that did not stand up: within round-off of the threshold."""
+    counts = stack.counts[stack.cursor[LEVEL]]
+    if counts[NEEDED] == 0:
+        backtrack(stack)
+    else:
+        counts[NEGATIVE] = DOUBTFUL
+
+
+def close(stack: Stack, level: int) -> None:
+    """Mark a level as one that leads nowhere."""
+    stack.counts[level, NEEDED] = stack.counts[level, CANDIDATES] + 1
+
+
+@compiled
+def advance(stack: Stack, max_nodes: int) -> int:
+    """Search until something is found, all is seen, or `max_nodes` more are visited."""
+    limit = stack.cursor[NODES] + max_nodes
+    while stack.cursor[LEVEL] >= 0:
+        if stack.cursor[NODES] >= limit:
+            return OUT_OF_NODES
+        stack.cursor[NODES] += 1
+        level = stack.cursor[LEVEL]
+        state = _settle(stack, level)
+        if state == FOUND:
+            return FOUND
+        if state == OPEN:
+            _descend(stack, level)
+        else:
+            backtrack(stack)
+    return EXHAUSTED
+
+
+@compiled
+def backtrack(stack: Stack) -> None:
+    """Leave the current level and exclude the pivot of the one above."""
+    stack.cursor[LEVEL] -= 1
+    level = stack.cursor[LEVEL]
+    if level >= 0:
+        _exclude(stack, level, stack.counts[level, PIVOT])
+
+
+@compiled
+def _settle(stack: Stack, level: int) -> int:
+    """Draw every conclusion at a level, in place."""
+    counts = stack.counts[level]
+    matrix, inverse = stack.schur[level], stack.inverse[level]
+    while True:
+        c = counts[CANDIDATES]
+        slack = c - counts[NEEDED]
+        if slack < 0 or counts[NEGATIVE] > slack:
+            return PRUNED
+        if counts[NEEDED] == 0:
+            return FOUND
+        row = lowest(matrix, c)
+        if matrix[row, row] <= TINY:
+            _exclude(stack, level, row)
+            continue
+        if counts[UNCHECKED]:
+            _check_inverse(stack, level)
+        if counts[NEGATIVE] == UNKNOWN and _refresh(stack, level) > slack:
+            return PRUNED
+        negative = counts[NEGATIVE]
+        if negative == 0:
+            return FOUND
+        if negative > 0:
+            state = _settle_dual(stack, level)
+            if state == CHANGED:
+                continue
+            if state != OPEN:
+                return state
+        degrees, scores = conflicts(matrix, c)
+        busiest = int(np.argmax(degrees))
+        if degrees[busiest] > slack:
+            _exclude(stack, level, busiest)
+            continue
+        if degrees[busiest] > 0:
+            if _matching_exceeds(matrix[:c, :c], degrees, slack):
+                return PRUNED
+            counts[PIVOT] = busiest
+        else:
+            if negative > 0:
+                # To exclude these costs slack and takes no negative eigenvalue away.
+                scores *= 1.0 + COSTLY * (np.diag(inverse)[:c] > 0)
+            counts[PIVOT] = np.argmax(scores)
+        return OPEN
+
+
+@compiled
+def _settle_dual(stack: Stack, level: int) -> int:
+    """Draw conclusions from V: PRUNED, FOUND, CHANGED or OPEN.
+
+    A set R of `slack` candidates may go exactly if V_RR has `negative` negative
+    eigenvalues, so `slack - negative` positive ones.
+    """
+    c, negative = stack.counts[level, CANDIDATES], stack.counts[level, NEGATIVE]
+    slack = c - stack.counts[level, NEEDED]
+    inverse = stack.inverse[level]
+    if negative == slack:
+        row = highest(inverse, c)
+        if inverse[row, row] >= TRUST:
+            return _include_all(stack, level, np.diag(inverse)[:c] >= TRUST)
+        if slack > 1 and inverse[row, row] > -TRUST:
+            return OPEN
+        if slack == 1:
+            row = lowest(inverse, c)
+            if inverse[row, row] > -TRUST:
+                return OPEN
+            return _found_without(stack, level, row, row)
+    elif negative < slack - 1:
+        return OPEN
+    # No positive eigenvalue: no indefinite pair. One of them: no positive definite
+    # pair, so what goes with j where V_jj > 0 makes an indefinite pair with it.
+    sign = 1.0 if negative == slack else -1.0
+    if slack == 2:
+        j, k, pairs = find_pair(inverse, c, sign)
+        if pairs == SOME:
+            return _found_without(stack, level, j, k)
+        return PRUNED if pairs == NONE else OPEN
+    alone = partners(inverse, c, sign) < slack - 1
+    if negative < slack:
+        alone &= np.diag(inverse)[:c] >= TRUST
+    return _include_all(stack, level, alone)
+
+
+@compiled
+def _found_without(stack: Stack, level: int, j: int, k: int) -> int:
+    """Note one set of those that may do; the level stays, for the others."""
+    stack.counts[level, WITHOUT] = j
+    stack.counts[level, AND_WITHOUT] = k
+    return FOUND
+
+
+@compiled
+def _include_all(stack: Stack, level: int, rows: NDArray[np.bool_]) -> int:
+    """Include rows that must be in: PRUNED if they cannot, CHANGED, OPEN if none."""
+    state = OPEN
+    # From the last, because what takes the place of a row comes from behind it.
+    for row in np.flatnonzero(rows)[::-1]:
+        if stack.schur[level, row, row] <= TINY:
+            return PRUNED
+        if stack.counts[level, NEEDED] == 0:
+            return PRUNED
+        _include(stack, level, row)
+        state = CHANGED
+    return state
+
+
+@compiled
+def _matching_exceeds(matrix: FloatArray, degrees: IntArray, slack: int) -> bool:
+    """Say whether a greedy matching of conflicting pairs is larger than `slack`."""
+    free = degrees > 0
+    if free.sum() < 2 * (slack + 1):
+        return False
+    diagonal = np.diag(matrix)
+    pairs = 0
+    for j in np.flatnonzero(free):
+        if free[j]:
+            free[j] = False
+            partners = free & (matrix[j] * matrix[j] >= diagonal[j] * diagonal)
+            k = np.argmax(partners)
+            if partners[k]:
+                free[k] = False
+                pairs += 1
+                if pairs > slack:
+                    return True
+    return False
+
+
+@compiled
+def _descend(stack: Stack, level: int) -> None:
+    """Open the next level: the current one with its pivot included."""
+    c = stack.counts[level, CANDIDATES]
+    pivot = stack.counts[level, PIVOT]
+    stack.schur[level + 1, :c, :c] = stack.schur[level, :c, :c]
+    stack.inverse[level + 1, :c, :c] = stack.inverse[level, :c, :c]
+    stack.ids[level + 1, :c] = stack.ids[level, :c]
+    stack.counts[level + 1] = stack.counts[level]
+    _include(stack, level + 1, pivot)
+    stack.cursor[LEVEL] = level + 1
+
+
+@compiled
+def _include(stack: Stack, level: int, row: int) -> None:
+    counts = stack.counts[level]
+    c = counts[CANDIDATES]
+    eliminate(stack.schur[level], c, row)
+    stack.included[counts[INCLUDED]] = stack.ids[level, row]
+    counts[INCLUDED] += 1
+    counts[NEEDED] -= 1
+    if counts[NEGATIVE] == DOUBTFUL:
+        counts[NEGATIVE] = UNKNOWN
+    _drop(stack, level, row)
+
+
+@compiled
+def _exclude(stack: Stack, level: int, row: int) -> None:
+    counts = stack.counts[level]
+    c = counts[CANDIDATES]
+    inverse = stack.inverse[level]
+    known = counts[NEGATIVE] >= 0 and abs(inverse[row, row]) >= TRUST
+    if not known:
+        counts[NEGATIVE] = UNKNOWN
+    elif inverse[row, row] < 0:
+        counts[NEGATIVE] -= 1
+    # Where that leaves more negative eigenvalues than slack, the level is done with.
+    if known and counts[NEGATIVE] < c - counts[NEEDED]:
+        growth = np.square(inverse[row, :c]).max() / abs(inverse[row, row])
+        eliminate(inverse, c, row)
+        counts[UNCHECKED] = row + 1
+        _drop(stack, level, row)
+        if growth > GROWTH:
+            _check_inverse(stack, level)
+    else:
+        _drop(stack, level, row)
+
+
+@compiled
+def _check_inverse(stack: Stack, level: int) -> None:
+    """Check V M = I on the row that moved last; V is not known any more if it fails."""
+    counts = stack.counts[level]
+    c = counts[CANDIDATES]
+    if counts[NEGATIVE] >= 0 and c > 0:
+        row = min(counts[UNCHECKED] - 1, c - 1)
+        if not residual(stack.inverse[level], stack.schur[level], c, row) <= DRIFT:
+            counts[NEGATIVE] = UNKNOWN
+    counts[UNCHECKED] = 0
+
+
+@compiled
+def _drop(stack: Stack, level: int, row: int) -> None:
+    """Take a row and column out of M and V; the last ones take their place."""
+    c = stack.counts[level, CANDIDATES]
+    for matrix in (stack.schur[level], stack.inverse[level]):
+        matrix[row, :c] = matrix[c - 1, :c]
+        matrix[:c, row] = matrix[:c, c - 1]
+    stack.ids[level, row] = stack.ids[level, c - 1]
+    stack.counts[level, CANDIDATES] = c - 1
+
+
+@compiled
+def _refresh(stack: Stack, level: int) -> int:
+    """Compute V anew; return how many eigenvalues of M are certainly negative."""
+    c = stack.counts[level, CANDIDATES]
+    stack.counts[level, UNCHECKED] = 0
+    values, vectors = np.linalg.eigh(stack.schur[level, :c, :c])
+    scale = max(1.0, np.abs(values).max())
+    certain = int((values < -TINY * scale).sum())
+    if np.abs(values).min() > TRUST * scale:
+        stack.inverse[level, :c, :c] = (vectors / values) @ vectors.T
+        stack.counts[level, NEGATIVE] = certain
+    else:
+        stack.counts[level, NEGATIVE] = DOUBTFUL
+    return certain

@@ -1,0 +1,228 @@
+"""What every aggregation rule is: f of n vectors may be hostile, one vector comes out.
+
+A rule is called with an (n, d) array, or with n lists of layers as Flower clients send
+them. Rules that depend on distances alone (`GramRule`) answer with weights from the
+Gram matrix; rules that work coordinate by coordinate (`CoordinatewiseRule`) reduce
+blocks of coordinates. Neither makes a second copy of the vectors.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_safedshb.gram import (
+    Clients,
+    FloatArray,
+    blocks,
+    gram,
+    squared_distances,
+    weighted_sum,
+)
+from flwr_safedshb.theory import check_num_malicious
+
+Floats = NDArray[np.floating]
+Notion = Literal["spectral", "variance", "spectral bound"]
+
+# Beyond this ratio of squared norm to squared distance the raw Gram matrix has lost
+# more digits than the rules can spare (2^-52 * 1e6 = 2e-10).
+CANCELLATION = 1e6
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """What a rule made of a Gram matrix.
+
+    Attributes
+    ----------
+    weights : (n,) array
+        At least 0, sum 1; the output is the weighted sum of the vectors.
+    subset : sorted index array or None
+        The vectors averaged, for rules that average a subset.
+    lambda_max : float
+        Largest eigenvalue of the covariance of the vectors under `weights`.
+    lower_bound : float or None
+        Proven lower bound on what the rule minimises, if it is lambda_max (SMEA).
+    kappa : float or None
+        Certified constant of this very answer, in the rule's `notion`.
+    """
+
+    weights: FloatArray
+    subset: NDArray[np.intp] | None
+    lambda_max: float
+    lower_bound: float | None = None
+    kappa: float | None = None
+
+
+class Rule(ABC):
+    """An aggregation rule."""
+
+    # In which sense `kappa` holds: see `flwr_safedshb.theory`; "spectral bound" is
+    # Filter's, relative to the spectral bound that it was given.
+    notion: ClassVar[Notion] = "variance"
+
+    @overload
+    def __call__(self, vectors: Floats, f: int) -> Floats: ...
+    @overload
+    def __call__(self, vectors: Clients, f: int) -> list[Floats]: ...
+    def __call__(self, vectors: Floats | Clients, f: int) -> Floats | list[Floats]:
+        """Aggregate vectors of which at most f are hostile.
+
+        Parameters
+        ----------
+        vectors : (n, d) array, or n lists of layers
+        f : int
+            Number of hostile vectors to withstand, 2f < n.
+
+        Returns
+        -------
+        (d,) array, or list of layers, in the dtype of the input
+        """
+        stacked = isinstance(vectors, np.ndarray)
+        clients = check_vectors(vectors, f)
+        layers, _ = self.aggregate(clients, f)
+        return layers[0] if stacked else layers
+
+    @abstractmethod
+    def aggregate(
+        self, clients: Clients, f: int
+    ) -> tuple[list[Floats], Weighing | None]:
+        """Aggregate checked clients; see `check_vectors`."""
+
+    def kappa(self, n: int, f: int) -> float | None:
+        """Return the proven constant of the rule in its `notion`, None without one."""
+        check_num_malicious(n, f)
+        return None
+
+
+class GramRule(Rule):
+    """A rule that needs inner products only."""
+
+    @abstractmethod
+    def weigh(self, gram: FloatArray, f: int) -> Weighing:
+        """Return the weights of the vectors whose Gram matrix, (n, n), is given."""
+
+    def aggregate(
+        self, clients: Clients, f: int
+    ) -> tuple[list[Floats], Weighing | None]:
+        """Aggregate by Gram matrix, weights, weighted sum."""
+        weighing = self.weigh(careful_gram(clients, f), f)
+        return weighted_sum(clients, weighing.weights), weighing
+
+
+class CoordinatewiseRule(Rule):
+    """A rule that works on each coordinate alone."""
+
+    @abstractmethod
+    def reduce(self, block: FloatArray, f: int) -> FloatArray:
+        """Reduce a block, (n, k), to (k,); the block may be overwritten."""
+
+    def aggregate(self, clients: Clients, f: int) -> tuple[list[Floats], None]:
+        """Aggregate block by block."""
+        return self.reduce_blocks(clients, f, None), None
+
+    def reduce_blocks(
+        self, clients: Clients, f: int, mixing: FloatArray | None
+    ) -> list[Floats]:
+        """Reduce all coordinates, of the rows of `mixing` @ vectors where given."""
+        result = [np.empty_like(layer, order="C") for layer in clients[0]]
+        flat = [layer.reshape(-1) for layer in result]
+        for layer, span, block in blocks(clients):
+            mixed = block if mixing is None else mixing @ block
+            flat[layer][span] = self.reduce(mixed, f)
+        return result
+
+
+def check_vectors(vectors: Floats | Clients, f: int) -> Clients:
+    """Return the vectors as n lists of layers, or raise a ValueError that says why not.
+
+    Refuses f < 0, 2f >= n, empty, ragged, non-numeric and non-finite input.
+    """
+    if isinstance(vectors, np.ndarray):
+        if vectors.ndim != 2:
+            raise ValueError(
+                f"vectors has shape {vectors.shape}; give an (n, d) array, one row "
+                "for each client, or n lists of layers"
+            )
+        vectors = [[row] for row in vectors]
+    check_num_malicious(len(vectors), f)
+    clients = [[_float_layer(layer) for layer in client] for client in vectors]
+    shapes = [[layer.shape for layer in client] for client in clients]
+    if not sum(layer.size for layer in clients[0]):
+        raise ValueError("vectors[0] is empty; every client needs a coordinate or more")
+    for i, (client, shape) in enumerate(zip(clients, shapes, strict=True)):
+        if shape != shapes[0]:
+            raise ValueError(
+                f"vectors[{i}] has layers of shapes {shape}, vectors[0] has "
+                f"{shapes[0]}; give every client the same layers"
+            )
+        for j, layer in enumerate(client):
+            if not _finite(layer):
+                raise ValueError(
+                    f"vectors[{i}] holds NaN or infinity in layer {j}; exclude that "
+                    "client and lower f by one"
+                )
+    return clients
+
+
+def careful_gram(clients: Clients, f: int) -> FloatArray:
+    """Return the Gram matrix, centred where the raw one would cancel.
+
+    The centre is the client with n - f clients nearest around it: outliers cannot
+    choose it, and the result is as good as raw up to a common translation, which no
+    rule here can see.
+    """
+    raw = finite_gram(gram(clients))
+    distances = squared_distances(raw)
+    radii = np.partition(distances, len(raw) - f - 1, axis=1)[:, len(raw) - f - 1]
+    centre = int(np.argmin(radii))
+    if raw[centre, centre] <= CANCELLATION * radii[centre]:
+        return raw
+    return finite_gram(gram(clients, centre))
+
+
+def finite_gram(gram: FloatArray) -> FloatArray:
+    """Return the Gram matrix, or raise a ValueError if it holds what is no number."""
+    if not np.isfinite(gram).all():
+        client = int(np.flatnonzero(~np.isfinite(np.diag(gram)))[:1].sum())
+        raise ValueError(
+            f"the Gram matrix is not finite (client {client}); squared norms must stay "
+            "below 1e308, so scale the vectors down or exclude that client"
+        )
+    return gram
+
+
+def check_gram(gram: FloatArray, f: int) -> FloatArray:
+    """Return a Gram matrix as float64, or raise a ValueError that says why not."""
+    gram = np.asarray(gram, dtype=np.float64)
+    if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
+        raise ValueError(f"gram has shape {gram.shape}; give an (n, n) array")
+    check_num_malicious(len(gram), f)
+    return finite_gram(gram)
+
+
+def subset_weights(n: int, subset: Sequence[int] | NDArray[np.intp]) -> FloatArray:
+    """Return the weights, (n,), of the plain mean of a subset."""
+    weights = np.zeros(n)
+    weights[subset] = 1.0 / len(subset)
+    return weights
+
+
+def _float_layer(layer: NDArray[np.generic]) -> Floats:
+    array = np.asarray(layer)
+    if np.issubdtype(array.dtype, np.floating):
+        return array
+    if np.issubdtype(array.dtype, np.integer) or array.dtype == np.bool_:
+        return array.astype(np.float64)
+    raise ValueError(f"layers of dtype {array.dtype}; give real numbers")
+
+
+def _finite(layer: Floats) -> bool:
+    # The sum is finite only if every value is, and costs no temporary array; when it is
+    # not, huge values may have overflowed, so look at each.
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = np.sum(layer, dtype=np.float64)
+    return bool(np.isfinite(total)) or bool(np.isfinite(layer).all())

@@ -1,0 +1,115 @@
+"""SMEA: the mean of the n - f vectors whose covariance has the smallest top eigenvalue.
+
+Allouah et al., "On the Privacy-Robustness-Utility Trilemma in Distributed Learning",
+ICML 2023. The paper's cost is O(C(n, f) d^3); here the subset is found exactly by
+branch and bound on the Gram matrix (`search`), and a search that is stopped early says
+how far from the best it can be.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
+from typing import ClassVar
+
+import numpy as np
+
+from flwr_safedshb.aggregation.incumbent import RESOLUTION, Subset, outermost_first
+from flwr_safedshb.aggregation.rule import (
+    GramRule,
+    Notion,
+    Weighing,
+    check_gram,
+    subset_weights,
+)
+from flwr_safedshb.aggregation.spectral import (
+    scatter_gram,
+    scatter_lambda,
+    single_threaded,
+)
+from flwr_safedshb.gram import FloatArray, squared_distances
+from flwr_safedshb.theory import kappa_smea
+
+# Up to so many subsets it is faster to look at all of them.
+ENUMERATED = 250
+
+
+@dataclass(frozen=True)
+class SMEA(GramRule):
+    """Smallest Maximum Eigenvalue Averaging, exact to a relative 1e-9.
+
+    Hostile vectors can make any exact search exponential, so it has a budget. Past it,
+    the answer is the best subset found; `weigh` then certifies it with a proven lower
+    bound on the smallest eigenvalue and the kappa that follows from the gap.
+
+    Parameters
+    ----------
+    max_nodes : int
+        Budget in nodes of the search: the answer is a function of the input alone.
+    time_limit : float, optional
+        Budget in seconds on top of it; the answer then depends on the machine.
+    """
+
+    max_nodes: int = 400_000
+    time_limit: float | None = None
+
+    notion: ClassVar[Notion] = "spectral"
+
+    def __post_init__(self) -> None:
+        if self.max_nodes < 0:
+            raise ValueError(f"max_nodes={self.max_nodes} must be at least 0")
+        if self.time_limit is not None and not self.time_limit >= 0:
+            raise ValueError(f"time_limit={self.time_limit} must be at least 0 seconds")
+
+    def kappa(self, n: int, f: int) -> float:
+        """Return 4f/(n-2f), the constant of an exact answer."""
+        return kappa_smea(n, f)
+
+    @single_threaded
+    def weigh(self, gram: FloatArray, f: int) -> Weighing:
+        """Return the subset of size n - f with the smallest top eigenvalue."""
+        gram = check_gram(gram, f)
+        n, m = len(gram), len(gram) - f
+        distances = squared_distances(gram)
+        if f == 0:
+            subset = np.arange(n)
+            smallest = bound = scatter_lambda(distances, subset)
+        else:
+            # Search in an order that does not depend on the order of the clients.
+            order = outermost_first(distances, m)
+            ordered = distances[np.ix_(order, order)]
+            chosen, smallest, bound = self._choose(ordered, m)
+            subset = np.sort(order[chosen])
+        gap = smallest / bound - 1.0 if bound > 0.0 else math.inf
+        return Weighing(
+            weights=subset_weights(n, subset),
+            subset=subset,
+            lambda_max=smallest / m,
+            lower_bound=bound / m,
+            kappa=kappa_smea(n, f, gap if smallest > 0.0 else 0.0),
+        )
+
+    def _choose(self, distances: FloatArray, m: int) -> tuple[Subset, float, float]:
+        """Return the subset, the top eigenvalue of its scatter, and a lower bound."""
+        if math.comb(len(distances), m) <= ENUMERATED:
+            return _enumerate(distances, m)
+        # Compiling takes time, and small federations never need the search.
+        from flwr_safedshb.aggregation.search import search
+
+        return search(distances, m, self.max_nodes, self.time_limit)
+
+
+def _enumerate(distances: FloatArray, m: int) -> tuple[Subset, float, float]:
+    """Look at every subset; of those that tie, take the first."""
+    subsets = _subsets(len(distances), m)
+    stack = scatter_gram(distances[subsets[:, :, None], subsets[:, None, :]])
+    values = np.linalg.eigvalsh(stack)[:, -1]
+    tied = values <= values.min() + RESOLUTION * abs(values.min())
+    first = int(np.argmax(tied))
+    smallest = max(0.0, float(values[first]))
+    return subsets[first], smallest, smallest
+
+
+@lru_cache(maxsize=32)
+def _subsets(n: int, m: int) -> Subset:
+    return np.array(list(combinations(range(n), m)), dtype=np.intp)

@@ -1,0 +1,51 @@
+"""Eigenvalues of the scatter of a set of vectors, through their distances."""
+
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import ParamSpec, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
+
+from flwr_safedshb.gram import FloatArray
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@lru_cache(maxsize=1)
+def _controller() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+def single_threaded(function: Callable[P, R]) -> Callable[P, R]:
+    """Run `function` on one BLAS thread: small eigenproblems are far slower on two."""
+
+    @wraps(function)
+    def limited(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _controller().limit(limits=1, user_api="blas"):
+            return function(*args, **kwargs)
+
+    return limited
+
+
+def scatter_gram(distances: FloatArray) -> FloatArray:
+    """Return the Gram matrix about the mean, (..., m, m), from squared distances.
+
+    Its eigenvalues are those of the scatter sum_i (x_i - mean)(x_i - mean)^T, zeros
+    aside.
+    """
+    row = distances.mean(axis=-1, keepdims=True)
+    column = distances.mean(axis=-2, keepdims=True)
+    mean = row.mean(axis=-2, keepdims=True)
+    centred: FloatArray = -0.5 * (distances - row - column + mean)
+    return centred
+
+
+def scatter_lambda(distances: FloatArray, subset: NDArray[np.intp]) -> float:
+    """Return the largest eigenvalue of the scatter of a subset."""
+    if len(subset) < 2:
+        return 0.0
+    block = distances[np.ix_(subset, subset)]
+    return max(0.0, float(np.linalg.eigvalsh(scatter_gram(block))[-1]))
