@@ -1,0 +1,37 @@
+"""Aggregation rules: f of n vectors may be hostile, one vector comes out."""
+
+from flwr_safedshb.aggregation.baselines import (
+    Average,
+    GeometricMedian,
+    Krum,
+    MultiKrum,
+)
+from flwr_safedshb.aggregation.coordinatewise import Median, TrimmedMean
+from flwr_safedshb.aggregation.filter import CAF, Filter
+from flwr_safedshb.aggregation.mda import MDA
+from flwr_safedshb.aggregation.nnm import NNM
+from flwr_safedshb.aggregation.rule import (
+    CoordinatewiseRule,
+    GramRule,
+    Rule,
+    Weighing,
+)
+from flwr_safedshb.aggregation.smea import SMEA
+
+__all__ = [
+    "CAF",
+    "MDA",
+    "NNM",
+    "SMEA",
+    "Average",
+    "CoordinatewiseRule",
+    "Filter",
+    "GeometricMedian",
+    "GramRule",
+    "Krum",
+    "Median",
+    "MultiKrum",
+    "Rule",
+    "TrimmedMean",
+    "Weighing",
+]

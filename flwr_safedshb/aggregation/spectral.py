@@ -49,3 +49,15 @@ def scatter_lambda(distances: FloatArray, subset: NDArray[np.intp]) -> float:
         return 0.0
     block = distances[np.ix_(subset, subset)]
     return max(0.0, float(np.linalg.eigvalsh(scatter_gram(block))[-1]))
+
+
+def weighted_lambda(distances: FloatArray, weights: FloatArray) -> float:
+    """Return the largest eigenvalue of the covariance under weights of sum 1."""
+    used = np.flatnonzero(weights)
+    share = weights[used]
+    block = distances[np.ix_(used, used)]
+    along = block @ share
+    centred = -0.5 * (block - along[:, None] - along[None, :] + share @ along)
+    roots = np.sqrt(share)
+    values = np.linalg.eigvalsh(roots[:, None] * centred * roots[None, :])
+    return max(0.0, float(values[-1]))

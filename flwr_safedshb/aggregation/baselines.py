@@ -1,0 +1,128 @@
+"""What users compare with: rules of other papers that need inner products only."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_safedshb.aggregation.rule import (
+    Floats,
+    GramRule,
+    Weighing,
+    check_gram,
+    subset_weights,
+)
+from flwr_safedshb.aggregation.spectral import scatter_lambda, weighted_lambda
+from flwr_safedshb.gram import Clients, FloatArray, squared_distances, weighted_sum
+from flwr_safedshb.theory import kappa_geometric_median, kappa_krum
+
+MEDIAN_STEPS = 10_000
+MEDIAN_TOLERANCE = 1e-12
+
+
+@dataclass(frozen=True)
+class Average(GramRule):
+    """The plain mean: not robust, the benchmark without adversaries."""
+
+    def aggregate(self, clients: Clients, f: int) -> tuple[list[Floats], None]:
+        """Average without a Gram matrix."""
+        return weighted_sum(clients, np.full(len(clients), 1.0 / len(clients))), None
+
+    def weigh(self, gram: FloatArray, f: int) -> Weighing:
+        """Return equal weights."""
+        return subset_mean(check_gram(gram, f), np.arange(len(gram)))
+
+
+@dataclass(frozen=True)
+class Krum(GramRule):
+    """The vector nearest to its n - f nearest, itself among them.
+
+    As analysed in "Fixing by Mixing"; Blanchard et al. (2017) leave the farthest of
+    these out, for which the constant is not proved.
+    """
+
+    def weigh(self, gram: FloatArray, f: int) -> Weighing:
+        """Return all weight on one vector."""
+        gram = check_gram(gram, f)
+        return subset_mean(gram, _krum_order(gram, f)[:1])
+
+    def kappa(self, n: int, f: int) -> float:
+        """Return 6 (1 + f/(n-2f))."""
+        return kappa_krum(n, f)
+
+
+@dataclass(frozen=True)
+class MultiKrum(GramRule):
+    """The mean of the n - f vectors with the best scores of `Krum`."""
+
+    def weigh(self, gram: FloatArray, f: int) -> Weighing:
+        """Return equal weights on n - f vectors."""
+        gram = check_gram(gram, f)
+        return subset_mean(gram, _krum_order(gram, f)[: len(gram) - f])
+
+
+@dataclass(frozen=True)
+class GeometricMedian(GramRule):
+    """The point with the smallest sum of distances.
+
+    A vector if one is the median, else Weiszfeld's iteration on weights until they
+    stand still.
+    """
+
+    def weigh(self, gram: FloatArray, f: int) -> Weighing:
+        """Return the weights of the median as a convex combination."""
+        gram = check_gram(gram, f)
+        weights = _geometric_median(squared_distances(gram))
+        value = weighted_lambda(squared_distances(gram), weights)
+        return Weighing(weights, subset=None, lambda_max=value)
+
+    def kappa(self, n: int, f: int) -> float:
+        """Return 4 (1 + f/(n-2f))^2."""
+        return kappa_geometric_median(n, f)
+
+
+def _krum_order(gram: FloatArray, f: int) -> NDArray[np.intp]:
+    """Order the vectors by their squared distances to the n - f nearest."""
+    near = len(gram) - f
+    distances = squared_distances(gram)
+    scores = np.partition(distances, near - 1, axis=1)[:, :near].sum(axis=1)
+    return np.argsort(scores, kind="stable")
+
+
+def subset_mean(gram: FloatArray, subset: NDArray[np.intp]) -> Weighing:
+    """Return the plain mean of a subset."""
+    subset = np.sort(subset)
+    value = scatter_lambda(squared_distances(gram), subset) / len(subset)
+    return Weighing(subset_weights(len(gram), subset), subset, value)
+
+
+def _geometric_median(distances: FloatArray) -> FloatArray:
+    """Return weights, (n,), of the geometric median, from squared distances.
+
+    sum_j w_j x_j is at a squared distance of (D w)_i - w^T D w/2 from x_i.
+    """
+    n = len(distances)
+    # x_i is the median exactly if the unit vectors towards the others sum to no more
+    # than the number of vectors at x_i.
+    apart = distances > 0.0
+    pulls = np.where(apart, 1.0 / np.sqrt(np.where(apart, distances, 1.0)), 0.0)
+    totals = np.maximum(pulls.sum(axis=1, keepdims=True), np.finfo(float).tiny)
+    targets = pulls / totals
+    products = targets @ distances
+    squares = np.diag(products) - 0.5 * (products * targets).sum(axis=1)
+    excess = totals[:, 0] * np.sqrt(np.maximum(squares, 0.0)) - (~apart).sum(axis=1)
+    if excess.min() <= 0.0:
+        return subset_weights(n, [int(np.argmin(excess))])
+    weights = np.full(n, 1.0 / n)
+    for _ in range(MEDIAN_STEPS):
+        products = distances @ weights
+        squares = np.maximum(products - 0.5 * (weights @ products), 0.0)
+        # A step from very near a vector that is not the median leads away from it.
+        squares = np.maximum(squares, MEDIAN_TOLERANCE**2 * squares.max())
+        moved = 1.0 / np.sqrt(squares)
+        moved /= moved.sum()
+        change = moved - weights
+        weights = moved
+        if np.abs(change).max() <= MEDIAN_TOLERANCE:
+            break
+    return weights

@@ -1,0 +1,41 @@
+"""Rules that treat every coordinate alone."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from flwr_safedshb.aggregation.rule import CoordinatewiseRule
+from flwr_safedshb.gram import FloatArray
+from flwr_safedshb.theory import kappa_median, kappa_trimmed_mean
+
+
+@dataclass(frozen=True)
+class Median(CoordinatewiseRule):
+    """Coordinate-wise median; the mean of the two middle values for even n."""
+
+    def reduce(self, block: FloatArray, f: int) -> FloatArray:
+        """Return the median of each column."""
+        middle: FloatArray = np.median(block, axis=0, overwrite_input=True)
+        return middle
+
+    def kappa(self, n: int, f: int) -> float:
+        """Return 4 (1 + f/(n-2f))^2."""
+        return kappa_median(n, f)
+
+
+@dataclass(frozen=True)
+class TrimmedMean(CoordinatewiseRule):
+    """Coordinate-wise mean without the f largest and the f smallest values."""
+
+    def reduce(self, block: FloatArray, f: int) -> FloatArray:
+        """Return the trimmed mean of each column."""
+        n = len(block)
+        if f > 0:
+            # Both cuts in one pass; what lies between needs no order.
+            block.partition((f, n - f - 1), axis=0)
+        kept: FloatArray = block[f : n - f].mean(axis=0)
+        return kept
+
+    def kappa(self, n: int, f: int) -> float:
+        """Return 6f/(n-2f) (1 + f/(n-2f))."""
+        return kappa_trimmed_mean(n, f)
