@@ -81,6 +81,15 @@ def squared_distances(gram: FloatArray) -> FloatArray:
     return 0.5 * (distances + distances.T)
 
 
+def nearest_sums(distances: FloatArray, m: int) -> FloatArray:
+    """Return for each vector the sum of its m smallest squared distances, (n,).
+
+    Its distance to itself, zero, is one of them.
+    """
+    sums: FloatArray = np.partition(distances, m - 1, axis=1)[:, :m].sum(axis=1)
+    return sums
+
+
 def weighted_sum(clients: Clients, weights: FloatArray) -> list[NDArray[np.floating]]:
     """Return the layers of sum_i weights_i x_i, in the clients' own dtype.
 

@@ -13,7 +13,13 @@ from flwr_safedshb.aggregation.rule import (
     subset_weights,
 )
 from flwr_safedshb.aggregation.spectral import scatter_lambda, weighted_lambda
-from flwr_safedshb.gram import Clients, FloatArray, squared_distances, weighted_sum
+from flwr_safedshb.gram import (
+    Clients,
+    FloatArray,
+    nearest_sums,
+    squared_distances,
+    weighted_sum,
+)
 from flwr_safedshb.theory import kappa_geometric_median, kappa_krum
 
 MEDIAN_STEPS = 10_000
@@ -83,9 +89,7 @@ class GeometricMedian(GramRule):
 
 def _krum_order(gram: FloatArray, f: int) -> NDArray[np.intp]:
     """Order the vectors by their squared distances to the n - f nearest."""
-    near = len(gram) - f
-    distances = squared_distances(gram)
-    scores = np.partition(distances, near - 1, axis=1)[:, :near].sum(axis=1)
+    scores = nearest_sums(squared_distances(gram), len(gram) - f)
     return np.argsort(scores, kind="stable")
 
 

@@ -1,7 +1,7 @@
 """Filter: shrink the weights of what sticks out along the top eigenvector.
 
-Diakonikolas et al. and Steinhardt et al.; Algorithm 3 of Allouah et al., ICML 2023, here
-on the Gram matrix. **The paper's listing has its test the wrong way round**: it returns
+Diakonikolas et al., Steinhardt et al.; listed in Allouah et al., ICML 2023, and here on
+the Gram matrix. **The paper's listing has its test the wrong way round**: it returns
 when the top eigenvalue is above eta sigma_0^2, which for sigma_0 = 0 would be the plain
 mean at once. Its text and its proposition only make sense with "at most", which is what
 is implemented.
@@ -133,10 +133,12 @@ def _top(
         # The roots themselves are an eigenvector of eigenvalue 0: start elsewhere.
         first = roots * np.cos(np.arange(n)) if start is None else start
         operator = LinearOperator(
-            (n, n), matvec=lambda x: roots * about_mean(roots * x)
+            (n, n), matvec=lambda x: roots * about_mean(roots * x), dtype=float
         )
+        # The generator is for restarts only: fixed, so that equal input stays equal.
+        fixed = np.random.default_rng(0)
         with suppress(ArpackError):
-            pair = eigsh(operator, k=1, which="LA", v0=first)
+            pair = eigsh(operator, k=1, which="LA", v0=first, rng=fixed)
     if pair is None:
         along = gram @ share
         matrix = gram - along[:, None] - along[None, :] + share @ along

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation.spectral import scatter_gram, scatter_lambda
-from flwr_safedshb.gram import FloatArray
+from flwr_safedshb.gram import FloatArray, nearest_sums
 
 Subset = NDArray[np.intp]
 
@@ -21,8 +21,7 @@ def outermost_first(distances: FloatArray, m: int) -> Subset:
     A function of the vectors, not of their order, ties aside. What is obviously hostile
     comes first, where the search drops it at once.
     """
-    scores = np.partition(distances, m - 1, axis=1)[:, :m].sum(axis=1)
-    return np.argsort(-scores, kind="stable")
+    return np.argsort(-nearest_sums(distances, m), kind="stable")
 
 
 def shrink(distances: FloatArray, subset: Subset, m: int) -> Subset:
@@ -101,6 +100,6 @@ def lower_bound(distances: FloatArray, m: int) -> float:
     interlaced = float(spectrum[m - 1] - round_off)
     # The trace is a half of the mean squared distance times m, spread over at most
     # m - 1 eigenvalues.
-    nearest = np.partition(distances, m - 1, axis=1)[:, :m].sum(axis=1)
-    trace = float(np.partition(nearest, m - 1)[:m].sum()) / (2 * m)
+    nearest = np.partition(nearest_sums(distances, m), m - 1)[:m]
+    trace = float(nearest.sum()) / (2 * m)
     return max(0.0, interlaced, trace / max(1, m - 1))

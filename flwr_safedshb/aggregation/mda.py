@@ -8,6 +8,7 @@ bisection over the distances that occur finds the smallest one.
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation.baselines import subset_mean
 from flwr_safedshb.aggregation.incumbent import outermost_first
@@ -19,8 +20,8 @@ from flwr_safedshb.gram import FloatArray, squared_distances
 class MDA(GramRule):
     """Minimum Diameter Averaging (El-Mhamdi et al., 2018), exact within its budget.
 
-    Many subsets share the smallest diameter; of what is free to go, the vectors farthest
-    from their n - f nearest go first.
+    Many subsets share the smallest diameter; of what is free to go, the vectors
+    farthest from their n - f nearest go first.
 
     Parameters
     ----------
@@ -54,7 +55,7 @@ class MDA(GramRule):
         return subset_mean(gram, order[kept])
 
 
-def _cover(far: np.ndarray, size: int, max_nodes: int) -> set[int] | None:
+def _cover(far: NDArray[np.bool_], size: int, max_nodes: int) -> set[int] | None:
     """Return at most `size` vertices that touch every edge, or None.
 
     Parameters
@@ -78,7 +79,7 @@ def _cover(far: np.ndarray, size: int, max_nodes: int) -> set[int] | None:
         # So many vertices of at most this degree touch no more edges than that.
         if 2 * left * most < sum(degrees):
             continue
-        pivot = list(_bits(alive))[degrees.index(most)]
+        pivot = _bits(alive)[degrees.index(most)]
         around = edges[pivot] & alive
         # Either all neighbours are in the cover, tried last, or the vertex is.
         if most <= left:
