@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import sqlite3
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -96,31 +98,45 @@ def create(path: Path, max_epsilon: float, delta: float, head: bytes) -> None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open an existing ledger file, or say why it is none."""
+    """Open an existing ledger file."""
     # Looked at by name only: opening and closing the file here would drop the locks
     # that this process has on it.
     if not path.is_file():
         raise LedgerError(f"there is no ledger {path}; it was removed, or never made")
     if path.stat().st_size == 0:
         raise LedgerCorrupted(refusal(path, "it is empty"))
-    connection = _connect(path)
+    return _connect(path)
+
+
+def begin(connection: sqlite3.Connection, path: Path) -> None:
+    """Wait until this process is the only one that may read and write the file."""
+    deadline = time.monotonic() + _WAIT_SECONDS
+    # SQLite's own waiting slows down to ten looks a second, and so hardly ever finds
+    # the gap between two charges of a busy process.
+    connection.execute("PRAGMA busy_timeout = 0")
+    while True:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            break
+        except sqlite3.OperationalError as error:
+            busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            if not busy or time.monotonic() > deadline:
+                raise
+        time.sleep(random.uniform(0.0005, 0.0015))
+    # What is left to wait for is others who are just looking.
+    connection.execute(f"PRAGMA busy_timeout = {_WAIT_SECONDS * 1000:.0f}")
     for pragma, mine in (
         ("application_id", _APPLICATION_ID),
         ("user_version", _VERSION),
+        ("journal_mode", "delete"),
     ):
         (found,) = connection.execute(f"PRAGMA {pragma}").fetchone()
         if found != mine:
-            connection.close()
             raise LedgerCorrupted(refusal(path, f"its {pragma} is {found}, not {mine}"))
-    # Only now that the file is ours, because this may change it.
-    connection.execute("PRAGMA journal_mode = DELETE")
-    return connection
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        path, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False
-    )
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA synchronous = EXTRA")
     connection.execute("PRAGMA fullfsync = ON")  # macOS: past the disk's own cache
     connection.execute("PRAGMA trusted_schema = OFF")
@@ -145,7 +161,7 @@ _REMEDIES = {
 }
 
 
-def explained(path: Path, error: sqlite3.Error) -> LedgerError:
+def explained(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> LedgerError:
     """Turn SQLite's error into one that says what to do."""
     # Extended names go on with another word: SQLITE_IOERR_WRITE.
     name = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])

@@ -138,13 +138,13 @@ class Ledger:
 
     def epsilon(self) -> float:
         """Epsilon of everything charged so far, over all runs and plans."""
-        with self._store.transaction(write=False) as transaction:
+        with self._store.transaction() as transaction:
             totals = dict(self._store.totals(transaction))
         return accounting.epsilon(list(totals.items()), self.delta)
 
     def charges(self) -> list[Charge]:
         """Return every charge, oldest first."""
-        with self._store.transaction(write=False) as transaction:
+        with self._store.transaction() as transaction:
             return self._store.charges(transaction)
 
     def save_state(
@@ -166,7 +166,7 @@ class Ledger:
 
     def load_state(self, run_id: str | int) -> SavedState | None:
         """Return what `save_state` kept last for the run, or None for a new run."""
-        with self._store.transaction(write=False) as transaction:
+        with self._store.transaction() as transaction:
             row = transaction.execute(
                 "SELECT step, arrays, hash FROM state WHERE run = ?", (str(run_id),)
             ).fetchone()

@@ -23,6 +23,7 @@ from typing import TypeVar
 from flwr_safedshb.privacy.database import (
     LedgerCorrupted,
     LedgerError,
+    begin,
     connect,
     explained,
     refusal,
@@ -53,6 +54,10 @@ class _Read:
     head: bytes
     totals: dict[PrivacyPlan, int] = field(default_factory=dict)
 
+    def add(self, plan: PrivacyPlan, steps: int, digest: bytes) -> None:
+        self.count, self.head = self.count + 1, digest
+        self.totals[plan] = self.totals.get(plan, 0) + steps
+
 
 class Store:
     """An existing ledger file.
@@ -70,7 +75,8 @@ class Store:
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._inode: int | None = None
-        with self.transaction(write=False) as connection:
+        self._appended: tuple[PrivacyPlan, int, bytes] | None = None
+        with self.transaction() as connection:
             (answer,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
             if answer != "ok":
                 raise LedgerCorrupted(refusal(self.path, "its pages are damaged"))
@@ -81,22 +87,25 @@ class Store:
             self.totals(connection)
 
     @contextmanager
-    def transaction(self, write: bool = True) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Iterator[sqlite3.Connection]:
         """Hold the file; on success everything is on disk when the block is left."""
         if self._pid != os.getpid():
             self._forget_parent()
         with self._lock:
+            self._appended = None
             try:
                 connection = self._open()
-                connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                begin(connection, self.path)
                 self._check_identity()
                 yield connection
                 connection.execute("COMMIT")
             except BaseException as error:
                 self.close()
-                if isinstance(error, sqlite3.Error):
+                if isinstance(error, sqlite3.Error | UnicodeDecodeError):
                     raise explained(self.path, error) from error
                 raise
+            if self._appended is not None:
+                self._read.add(*self._appended)
 
     def totals(self, connection: sqlite3.Connection) -> dict[PrivacyPlan, int]:
         """Return the steps charged under each plan; verify rows not seen before."""
@@ -115,8 +124,7 @@ class Store:
                 expected = b""
             if number != read.count + 1 or digest != expected:
                 raise LedgerCorrupted(refusal(self.path, "a charge was changed"))
-            read.totals[plan] = read.totals.get(plan, 0) + steps
-            read.count, read.head = number, digest
+            read.add(plan, steps, digest)
         if (read.count, read.head) != self._newest(connection):
             raise LedgerCorrupted(refusal(self.path, "a charge is missing"))
         return read.totals
@@ -135,6 +143,7 @@ class Store:
             (*row[:3], steps, digest, text),
         )
         connection.execute("UPDATE ledger SET count = ?, head = ?", (count + 1, digest))
+        self._appended = plan, steps, digest
 
     def charges(self, connection: sqlite3.Connection) -> list[Charge]:
         """Return every charge, oldest first."""
