@@ -1,0 +1,213 @@
+"""The adversary lives in the network: a Grid that replaces what f nodes reply.
+
+So every Flower strategy can be attacked unchanged, and no strategy holds attack code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from numpy.typing import NDArray
+
+from flwr_safedshb.records import flattened, replaced
+
+Floats = NDArray[np.floating]
+
+
+class Attack(Protocol):
+    """What adversaries send, who see what the honest nodes sent in the same step.
+
+    Parameters
+    ----------
+    honest : (h, d) array of float64
+        The vectors of the honest nodes, by node id.
+    f : int
+        How many vectors to make.
+    rng : Generator
+    aggregate : callable (vectors of shape (n, d), f) -> (d,) array
+        The rule that the adversaries believe the server to use.
+
+    Returns
+    -------
+    (f, d) array
+        Any values; they are sent in the dtype of the honest vectors.
+    """
+
+    def __call__(
+        self,
+        honest: NDArray[np.float64],
+        f: int,
+        rng: np.random.Generator,
+        aggregate: Aggregate,
+    ) -> Floats:
+        """Return f vectors."""
+        ...
+
+
+class Aggregate(Protocol):
+    """An aggregation rule as a function of vectors, (n, d), and f."""
+
+    def __call__(self, vectors: Floats, f: int) -> Floats:
+        """Return a vector, (d,)."""
+        ...
+
+
+def mean(vectors: Floats, f: int) -> Floats:
+    """Average, (d,), of vectors, (n, d), whatever f."""
+    return np.asarray(vectors.mean(axis=0))
+
+
+class AdversarialGrid(Grid):
+    """A Grid of which f nodes are adversarial.
+
+    The nodes with the f largest ids never get their training messages. In their place
+    the adversaries, having seen every honest reply to the same batch of messages, send
+    what `attack` says, in replies that otherwise look like those of an honest node.
+    Messages that are not for training pass.
+
+    Parameters
+    ----------
+    grid : Grid
+    attack : Attack
+    num_malicious_nodes : int
+        f.
+    aggregate : callable, optional
+        The rule the adversaries believe the server to use; a `Rule` will do. By default
+        the mean.
+    seed : int
+        Of the generator given to `attack`.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        attack: Attack,
+        num_malicious_nodes: int,
+        aggregate: Aggregate = mean,
+        seed: int = 0,
+    ) -> None:
+        if num_malicious_nodes < 0:
+            raise ValueError(
+                f"num_malicious_nodes={num_malicious_nodes} must be at least 0"
+            )
+        self._grid = grid
+        self._attack = attack
+        self._num_malicious = num_malicious_nodes
+        self._aggregate = aggregate
+        self._rng = np.random.default_rng(seed)
+        self._steps: list[_Step] = []
+        self._intercepted = 0
+
+    @property
+    def malicious_node_ids(self) -> list[int]:
+        """The f largest node ids."""
+        nodes = sorted(self._grid.get_node_ids())
+        return nodes[len(nodes) - self._num_malicious :]
+
+    @property
+    def run(self) -> Run:
+        """Run information."""
+        return self._grid.run
+
+    def set_run(self, run: Run) -> None:
+        """Set the run of the wrapped grid."""
+        self._grid.set_run(run)
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message."""
+        return self._grid.create_message(
+            content, message_type, dst_node_id, group_id, ttl
+        )
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of all nodes, adversarial ones included."""
+        return self._grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Push what is for honest nodes and keep the rest."""
+        step, passed = self._intercept(messages)
+        step.waiting = set(self._grid.push_messages(passed))
+        self._steps.append(step)
+        return [*step.waiting, *step.intercepted]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Pull honest replies; adversarial ones come when all of those are there."""
+        wanted = set(message_ids)
+        replies = list(self._grid.pull_messages(wanted & self._waiting()))
+        for step in self._steps:
+            ids = step.waiting
+            step.replies += [
+                r for r in replies if r.metadata.reply_to_message_id in ids
+            ]
+            answered = {r.metadata.reply_to_message_id for r in step.replies}
+            if ids <= answered and wanted & step.intercepted.keys():
+                replies += self._adversarial(step)
+        self._steps = [step for step in self._steps if step.intercepted]
+        return replies
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Send to the honest nodes, wait for them, and add what adversaries send."""
+        step, passed = self._intercept(messages)
+        step.replies = list(self._grid.send_and_receive(passed, timeout=timeout))
+        return [*step.replies, *self._adversarial(step)]
+
+    def _waiting(self) -> set[str]:
+        return set().union(*(step.waiting for step in self._steps))
+
+    def _intercept(self, messages: Iterable[Message]) -> tuple[_Step, list[Message]]:
+        malicious = set(self.malicious_node_ids)
+        step, passed = _Step(), []
+        for message in messages:
+            training = message.metadata.message_type.split(".")[0] == "train"
+            if training and message.metadata.dst_node_id in malicious:
+                self._intercepted += 1
+                message_id = f"intercepted-{self._intercepted}"
+                message.metadata.__dict__["_message_id"] = message_id
+                step.intercepted[message_id] = message
+            else:
+                passed.append(message)
+        return step, passed
+
+    def _adversarial(self, step: _Step) -> Iterator[Message]:
+        """Attack with what the honest nodes of the step have sent."""
+        asked = list(step.intercepted.values())
+        step.intercepted = {}
+        honest = [
+            reply
+            for reply in step.replies
+            if reply.has_content() and reply.content.array_records
+        ]
+        if not asked or not honest:
+            return
+        honest.sort(key=lambda reply: reply.metadata.src_node_id)
+        vectors = np.stack([flattened(reply.content) for reply in honest])
+        sent = self._attack(vectors, len(asked), self._rng, self._aggregate)
+        for message, vector in zip(asked, sent, strict=True):
+            reply = Message(replaced(honest[0].content, vector), reply_to=message)
+            message_id = f"{message.metadata.message_id}-reply"
+            reply.metadata.__dict__["_message_id"] = message_id
+            yield reply
+
+
+@dataclass
+class _Step:
+    """Messages pushed together, and what has come back."""
+
+    waiting: set[str] = field(default_factory=set)
+    intercepted: dict[str, Message] = field(default_factory=dict)
+    replies: list[Message] = field(default_factory=list)
