@@ -1,0 +1,189 @@
+"""What a node's owner insists on, whatever a run asks for.
+
+The owner writes the rules into the node's own configuration, which no message can
+change; a run that asks for less privacy is refused before any data are touched.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import Self, get_args
+
+from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan, Sampling
+
+Value = bool | int | float | str
+
+
+class PolicyViolation(ValueError):  # noqa: N818  # what happened, as in BudgetExhausted
+    """The run asks for less than the node's policy demands."""
+
+
+@dataclass(frozen=True)
+class NodePolicy:
+    """The floor of one node; a rule that is None does not bind.
+
+    In the node's configuration the rules have the same names with hyphens:
+    ``max-epsilon=2.0 delta=1e-5 min-noise-multiplier=1.0 sampling=fixed``.
+
+    Attributes
+    ----------
+    max_epsilon : float, optional
+        The largest budget that a run may ask for.
+    delta : float, optional
+        The largest delta that a run may state its epsilon for.
+    min_noise_multiplier : float, optional
+        The least noise, in units of 2C/b.
+    max_clip_norm : float, optional
+        The largest clip (C).
+    max_sampling_rate : float, optional
+        The largest share of the examples in a batch (b/m).
+    sampling, adjacency : str, optional
+        The words a plan may use, separated by commas.
+    require_secure_noise : bool
+        Refuse noise that can be repeated from a seed.
+    """
+
+    max_epsilon: float | None = None
+    delta: float | None = None
+    min_noise_multiplier: float | None = None
+    max_clip_norm: float | None = None
+    max_sampling_rate: float | None = None
+    sampling: str | None = None
+    adjacency: str | None = None
+    require_secure_noise: bool = False
+
+    def __post_init__(self) -> None:
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, _positive(name, value))
+        for name, words in _WORDS.items():
+            value = getattr(self, name)
+            if value is not None and not _split(value) <= words:
+                raise ValueError(
+                    f"{_key(name)}={value!r} must be words out of "
+                    f"{', '.join(sorted(words))}, separated by commas"
+                )
+        if not isinstance(self.require_secure_noise, bool):
+            raise ValueError(
+                f"require-secure-noise={self.require_secure_noise!r} must be true or "
+                "false"
+            )
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Value], other_keys: Collection[str] = ()
+    ) -> Self:
+        """Read the policy out of a node's configuration.
+
+        Parameters
+        ----------
+        config : mapping of str to bool, int, float or str
+            Rules, by their names with hyphens.
+        other_keys : collection of str
+            Keys that are no rules. Any other key is an error: a rule that is misspelt
+            must not be a rule that is missing.
+        """
+        rules = {_key(field.name): field.name for field in fields(cls)}
+        unknown = sorted(set(config) - set(rules) - set(other_keys))
+        if unknown:
+            known = [*rules, *other_keys]
+            near = difflib.get_close_matches(unknown[0], known, n=1)
+            raise ValueError(
+                f"the node's configuration has the unknown key {unknown[0]!r}; "
+                + (f"did you mean {near[0]!r}? " if near else "")
+                + f"Known are {', '.join(known)}"
+            )
+        given = {rules[key]: value for key, value in config.items() if key in rules}
+        return cls(**given)  # type: ignore[arg-type]  # checked by __post_init__
+
+    def check(
+        self,
+        plan: PrivacyPlan,
+        *,
+        max_epsilon: float | None = None,
+        delta: float | None = None,
+        secure_noise: bool = True,
+    ) -> None:
+        """Refuse what is weaker than the policy.
+
+        Parameters
+        ----------
+        plan : PrivacyPlan
+            What every step of the run would do.
+        max_epsilon, delta : float, optional
+            The budget that the run asks for, if it asks for one.
+        secure_noise : bool
+            Whether the noise is unpredictable (`Randomness.private`).
+
+        Raises
+        ------
+        PolicyViolation
+            Naming the first rule that is broken, its bound, and what was asked.
+        """
+        for rule, asked in (
+            ("max_epsilon", max_epsilon),
+            ("delta", delta),
+            ("max_clip_norm", plan.clip_norm),
+            ("max_sampling_rate", plan.sampling_rate),
+        ):
+            bound = getattr(self, rule)
+            # Written so that nan, which is no number, does not pass.
+            if None not in (bound, asked) and not asked <= bound:
+                raise _violation(rule, bound, asked)
+        least = self.min_noise_multiplier
+        if least is not None and not plan.noise_multiplier >= least:
+            raise _violation("min_noise_multiplier", least, plan.noise_multiplier)
+        for rule, word in (
+            ("sampling", plan.sampling),
+            ("adjacency", plan.adjacency),
+        ):
+            allowed = getattr(self, rule)
+            if allowed is not None and word not in _split(allowed):
+                raise _violation(rule, allowed, word)
+        if self.require_secure_noise and not secure_noise:
+            raise _violation("require_secure_noise", "true", "noise from a seed")
+
+
+_NUMBERS = (
+    "max_epsilon",
+    "delta",
+    "min_noise_multiplier",
+    "max_clip_norm",
+    "max_sampling_rate",
+)
+_WORDS: Mapping[str, set[str]] = {
+    "sampling": set(get_args(Sampling)),
+    "adjacency": set(get_args(Adjacency)),
+}
+
+
+def _key(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _split(words: str) -> set[str]:
+    return {word.strip() for word in str(words).split(",")}
+
+
+def _positive(name: str, value: Value) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(
+            f"{_key(name)}={value!r} must be a finite number above 0; leave it out for "
+            "no such rule"
+        )
+    return number
+
+
+def _violation(rule: str, bound: Value, asked: Value) -> PolicyViolation:
+    return PolicyViolation(
+        f"this node's policy {_key(rule)}={bound} refuses the run, which asks for "
+        f"{asked}"
+    )
