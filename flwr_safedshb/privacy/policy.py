@@ -132,7 +132,7 @@ class NodePolicy:
         ):
             bound = getattr(self, rule)
             # Written so that nan, which is no number, does not pass.
-            if None not in (bound, asked) and not asked <= bound:
+            if bound is not None and asked is not None and not asked <= bound:
                 raise _violation(rule, bound, asked)
         least = self.min_noise_multiplier
         if least is not None and not plan.noise_multiplier >= least:
