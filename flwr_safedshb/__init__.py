@@ -1,1 +1,52 @@
-"""Safe-DSHB for Flower: private against the server, robust against f of n clients."""
+"""Safe-DSHB for Flower: private against the server, robust against f of n clients.
+
+Public names are loaded when they are first used, so that a server that only aggregates
+does not wait for torch, and a client not for numba.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flwr_safedshb.aggregation import CAF as CAF
+    from flwr_safedshb.aggregation import MDA as MDA
+    from flwr_safedshb.aggregation import NNM as NNM
+    from flwr_safedshb.aggregation import SMEA as SMEA
+    from flwr_safedshb.aggregation import Average as Average
+    from flwr_safedshb.aggregation import Filter as Filter
+    from flwr_safedshb.aggregation import GeometricMedian as GeometricMedian
+    from flwr_safedshb.aggregation import Krum as Krum
+    from flwr_safedshb.aggregation import Median as Median
+    from flwr_safedshb.aggregation import MultiKrum as MultiKrum
+    from flwr_safedshb.aggregation import TrimmedMean as TrimmedMean
+    from flwr_safedshb.aggregation import Weighing as Weighing
+
+_HOMES = {
+    "flwr_safedshb.aggregation": (
+        "CAF",
+        "MDA",
+        "NNM",
+        "SMEA",
+        "Average",
+        "Filter",
+        "GeometricMedian",
+        "Krum",
+        "Median",
+        "MultiKrum",
+        "TrimmedMean",
+        "Weighing",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

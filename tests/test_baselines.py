@@ -1,0 +1,126 @@
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from flwr_safedshb.aggregation import (
+    MDA,
+    NNM,
+    Average,
+    GeometricMedian,
+    Krum,
+    Median,
+    MultiKrum,
+    TrimmedMean,
+)
+from tests.oracles import FAMILIES, Floats, family, subsets
+
+
+def cases(count: int) -> list[tuple[Floats, int]]:
+    result = []
+    for seed in range(count):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(3, 12))
+        f = int(rng.integers(0, (n - 1) // 2 + 1))
+        name = ["isotropic", "alie", "clusters", "heterogeneous"][seed % 4]
+        result.append((family(name, n, f, int(rng.integers(1, 7)), rng), f))
+    return result
+
+
+def krum_scores(x: Floats, f: int) -> Floats:
+    distances = ((x[:, None] - x[None]) ** 2).sum(axis=-1)
+    scores: Floats = np.sort(distances, axis=1)[:, : len(x) - f].sum(axis=1)
+    return scores
+
+
+def test_average() -> None:
+    for x, f in cases(20):
+        np.testing.assert_allclose(Average()(x, f), x.mean(axis=0), atol=1e-12)
+
+
+def test_krum_and_multikrum_equal_their_definitions() -> None:
+    for x, f in cases(60):
+        order = np.argsort(krum_scores(x, f), kind="stable")
+        result = Krum()(x, f)
+        # Two vectors alone have equal scores.
+        best = krum_scores(x, f) <= krum_scores(x, f).min() * (1 + 1e-9)
+        assert min(np.abs(x[best] - result).max(axis=1)) < 1e-12
+        mean = x[order[: len(x) - f]].mean(axis=0)
+        np.testing.assert_allclose(MultiKrum()(x, f), mean, atol=1e-9)
+
+
+def test_geometric_median_minimises_the_sum_of_distances() -> None:
+    for x, f in cases(60):
+        result = GeometricMedian()(x, f).astype(np.float64)
+
+        def total(z: Floats, x: Floats = x) -> float:
+            return float(np.sqrt(((x - z) ** 2).sum(axis=1)).sum())
+
+        start = np.median(x, axis=0)
+        other = minimize(total, start, method="Nelder-Mead", options={"maxfev": 4000})
+        assert total(result) <= other.fun * (1 + 1e-9)
+        assert total(result) <= min(total(row) for row in x) * (1 + 1e-12)
+
+
+def test_geometric_median_on_a_vector() -> None:
+    """A majority at one place holds the median there; Weiszfeld alone would crawl."""
+    x = np.array([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [5.0, 1.0], [-3.0, 8.0]])
+    assert GeometricMedian()(x, 2).tolist() == [0.0, 0.0]
+    corner = np.array([[0.0, 0.0], [1.0, 0.05], [-1.0, 0.05]])
+    np.testing.assert_allclose(GeometricMedian()(corner, 1), [0.0, 0.0], atol=1e-12)
+
+
+def diameter(x: Floats) -> float:
+    return float(((x[:, None] - x[None]) ** 2).sum(axis=-1).max())
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "offset"])
+def test_mda_has_the_smallest_diameter(name: str) -> None:
+    for seed in range(25):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(3, 12))
+        f = int(rng.integers(0, (n - 1) // 2 + 1))
+        x = family(name, n, f, int(rng.integers(1, 7)), rng)
+        subset = MDA().weigh(x @ x.T, f).subset
+        assert subset is not None
+        assert len(subset) == n - f
+        best = min(diameter(x[s]) for s in subsets(n, n - f))
+        scale = float(np.median(np.sum(x**2, axis=1)))
+        assert diameter(x[subset]) == pytest.approx(best, rel=1e-9, abs=1e-12 * scale)
+
+
+def test_mda_of_many_vectors_and_of_a_spent_budget() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 5))
+    x[:20] += 50.0
+    subset = MDA().weigh(x @ x.T, 20).subset
+    assert subset is not None
+    assert subset.tolist() == list(range(20, 60))
+    stopped = MDA(max_nodes=0).weigh(x @ x.T, 20).subset
+    assert stopped is not None
+    assert len(stopped) == 40
+
+
+def test_coordinatewise_rules_equal_their_definitions() -> None:
+    for x, f in cases(40):
+        n = len(x)
+        np.testing.assert_allclose(Median()(x, f), np.median(x, axis=0), atol=1e-12)
+        expected = np.sort(x, axis=0)[f : n - f].mean(axis=0)
+        np.testing.assert_allclose(TrimmedMean()(x, f), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("inner", [Median(), TrimmedMean(), Krum(), Average()], ids=str)
+def test_mixing_equals_mixing_the_vectors_first(
+    inner: Median | TrimmedMean | Krum | Average,
+) -> None:
+    for x, f in cases(40):
+        n = len(x)
+        distances = ((x[:, None] - x[None]) ** 2).sum(axis=-1)
+        near = np.argsort(distances, axis=1, kind="stable")[:, : n - f]
+        mixed = x[near].mean(axis=1)
+        result, expected = NNM(inner)(x, f), inner(mixed, f)
+        if isinstance(inner, Krum):  # mixed vectors often tie
+            scores = krum_scores(mixed, f)
+            best = mixed[scores <= scores.min() + 1e-9]
+            assert min(np.abs(best - result).max(axis=1)) < 1e-9
+        else:
+            np.testing.assert_allclose(result, expected, atol=1e-9)
