@@ -31,7 +31,8 @@ def check_model(model: nn.Module) -> None:
     """
     if not any(p.requires_grad for p in model.parameters()):
         raise UnsupportedModelError("the model has no parameter with requires_grad")
-    training = copy.deepcopy(model).train()
+    training = copy.copy(model)  # shares everything but the flag that Opacus asks for
+    training.training = True
     problems = [str(error) for error in ModuleValidator.validate(training)]
     problems += [str(error) for error in PerExampleModule.validate(training)]
     for module in model.modules():
