@@ -45,7 +45,7 @@ def test_round_trip(s: float, kind: tuple[Sampling, Adjacency]) -> None:
     assert (found.sampling, found.adjacency) == kind
 
 
-@settings(derandomize=True, deadline=None, max_examples=12)
+@settings(derandomize=True, deadline=None, max_examples=8)
 @given(
     st.floats(0.05, 20.0),
     st.sampled_from(KINDS),
@@ -96,3 +96,10 @@ def test_a_jump_in_the_cost_ends_on_the_safe_side() -> None:
 def test_refuses(target: float, steps: int, delta: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         calibrate(target, KINDS[0], steps, delta)
+
+
+def test_a_start_just_over_the_target_is_not_good_enough() -> None:
+    def cost(noise: float) -> float:
+        return 1 / noise
+
+    assert cost(_search_noise(cost, 1.0, 1 / 1.005, 2.0)) <= 1.0
