@@ -256,6 +256,17 @@ def test_upper_bound_is_one(
     assert exact <= coarse * (1 + 1e-9)
 
 
+@quick
+@given(st.floats(0.6, 6.0), st.integers(1, 100), st.integers(1, 100))
+def test_a_wider_unit_and_a_fixed_size_cost_more(s: float, b: int, steps: int) -> None:
+    # What lets charges of different adjacency be added up under replace-one.
+    fixed, replacing, removing = (
+        make(s, 100, *kind, b=b).epsilon(steps, 1e-5) for kind in KINDS
+    )
+    assert removing <= replacing * (1 + 1e-9)
+    assert replacing <= fixed * (1 + 1e-9)
+
+
 def test_renyi_bound_stands_in_where_the_grid_is_too_coarse() -> None:
     charges = [(make(3.0, 10**8, b=1), 10**9)]
     found = accounting.statement(charges, 1e-9)
