@@ -346,6 +346,18 @@ class Centred(nn.Module):
         return y
 
 
+class Tempered(nn.Module):
+    """Scales every example by how many there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.head(x * len(x))
+        return y
+
+
 class Loose(nn.Module):
     """Uses a layer's weight behind the layer's back."""
 
@@ -387,6 +399,29 @@ def test_examples_that_mix_are_found_in_the_first_batch(
         inputs = inputs[:, None]
     with pytest.raises(UnsupportedModelError):
         sums(inputs, torch.randint(3, (5,)))
+
+
+@both_paths
+def test_example_that_is_not_finite_does_not_hide_that_others_mix(
+    clipping: Clipping,
+) -> None:
+    model = nn.Linear(6, 3)
+    inputs, targets = torch.randn(5, 6), torch.randint(3, (5,))
+    ClippedGradients(model, cross_entropy, 1.0, clipping)(inputs, targets)
+    with pytest.raises(UnsupportedModelError):  # the same model, another loss
+        ClippedGradients(model, mixing_loss, 1.0, clipping)(inputs, targets)
+    inputs[1] = math.nan
+    centred = ClippedGradients(Tempered(), cross_entropy, 1.0, clipping)
+    with pytest.raises(UnsupportedModelError):
+        centred(inputs, targets)
+
+
+@both_paths
+def test_inputs_that_want_a_gradient_change_nothing(clipping: Clipping) -> None:
+    sums = ClippedGradients(nn.Linear(6, 3), cross_entropy, 1.0, clipping)
+    inputs, targets = torch.randn(5, 6), torch.randint(3, (5,))
+    expected = sums(inputs, targets)
+    assert_close(sums(inputs.clone().requires_grad_(), targets), expected, 0.0)
 
 
 @both_paths

@@ -12,6 +12,7 @@ example through unclipped:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -53,9 +54,9 @@ def row_norms(gradients: torch.Tensor) -> torch.Tensor:
         blocks = torch.unflatten(flat[:, :full], 1, (full // _BLOCK, _BLOCK))
         parts = torch.linalg.vector_norm(blocks, dim=2).double()
         norms = torch.hypot(norms, torch.linalg.vector_norm(parts, dim=1))
-    overflow = ~norms.isfinite()
-    if overflow.any():
+    if not math.isfinite(norms.sum()):
         # Finite values whose squares are not: only a wider type can tell.
+        overflow = ~norms.isfinite()
         norms[overflow] = torch.linalg.vector_norm(flat[overflow].double(), dim=1)
     return norms
 
