@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 from numpy.typing import NDArray
 
+from flwr_safedshb.delivery import WrappedGrid
 from flwr_safedshb.records import flattened, replaced
 
 Floats = NDArray[np.floating]
@@ -63,7 +63,7 @@ def mean(vectors: Floats, f: int) -> Floats:
     return np.asarray(vectors.mean(axis=0))
 
 
-class AdversarialGrid(Grid):
+class AdversarialGrid(WrappedGrid):
     """A Grid of which f nodes are adversarial.
 
     The nodes with the f largest ids never get their training messages. In their place
@@ -96,7 +96,7 @@ class AdversarialGrid(Grid):
             raise ValueError(
                 f"num_malicious_nodes={num_malicious_nodes} must be at least 0"
             )
-        self._grid = grid
+        super().__init__(grid)
         self._attack = attack
         self._num_malicious = num_malicious_nodes
         self._aggregate = aggregate
@@ -107,46 +107,20 @@ class AdversarialGrid(Grid):
     @property
     def malicious_node_ids(self) -> list[int]:
         """The f largest node ids."""
-        nodes = sorted(self._grid.get_node_ids())
+        nodes = sorted(self.grid.get_node_ids())
         return nodes[len(nodes) - self._num_malicious :]
-
-    @property
-    def run(self) -> Run:
-        """Run information."""
-        return self._grid.run
-
-    def set_run(self, run: Run) -> None:
-        """Set the run of the wrapped grid."""
-        self._grid.set_run(run)
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message."""
-        return self._grid.create_message(
-            content, message_type, dst_node_id, group_id, ttl
-        )
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of all nodes, adversarial ones included."""
-        return self._grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Push what is for honest nodes and keep the rest."""
         step, passed = self._intercept(messages)
-        step.waiting = set(self._grid.push_messages(passed))
+        step.waiting = set(self.grid.push_messages(passed))
         self._steps.append(step)
         return [*step.waiting, *step.intercepted]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Pull honest replies; adversarial ones come when all of those are there."""
         wanted = set(message_ids)
-        replies = list(self._grid.pull_messages(wanted & self._waiting()))
+        replies = list(self.grid.pull_messages(wanted & self._waiting()))
         for step in self._steps:
             ids = step.waiting
             step.replies += [
@@ -163,7 +137,7 @@ class AdversarialGrid(Grid):
     ) -> list[Message]:
         """Send to the honest nodes, wait for them, and add what adversaries send."""
         step, passed = self._intercept(messages)
-        step.replies = list(self._grid.send_and_receive(passed, timeout=timeout))
+        step.replies = list(self.grid.send_and_receive(passed, timeout=timeout))
         return [*step.replies, *self._adversarial(step)]
 
     def _waiting(self) -> set[str]:
