@@ -208,6 +208,16 @@ def test_example_that_is_not_finite_contributes_zero(
 
 
 @both_paths
+def test_infinite_gradient_contributes_zero_and_not_zero_times_infinity(
+    clipping: Clipping,
+) -> None:
+    model = nn.Linear(2, 1, bias=False)
+    sums = ClippedGradients(model, lambda out, y: out[:, 0], 1.0, clipping)
+    (total,) = sums(torch.tensor([[math.inf, 1.0], [0.3, 0.4]]), torch.zeros(2))
+    assert total.flatten().tolist() == pytest.approx([0.3, 0.4])
+
+
+@both_paths
 def test_huge_but_finite_gradient_is_clipped(clipping: Clipping) -> None:
     # Squares overflow float32; the clipped gradient is a unit vector all the same.
     model = nn.Linear(2, 1, bias=False)
