@@ -2,13 +2,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import combinations
 
 import numpy as np
 import pytest
 
-from flwr_safedshb.aggregation import primitives
+from flwr_safedshb.aggregation import kernel, primitives
 from flwr_safedshb.aggregation.compiled import COMPILED
-from tests.oracles import Floats
+from tests.oracles import Floats, subsets
 
 NAMES = ("lowest", "highest", "eliminate", "residual", "conflicts", "partners")
 
@@ -65,6 +66,76 @@ def test_pairs_are_found_alike(seed: int, sign: float) -> None:
     assert loops("find_pair")(matrix, 9, sign) == primitives.find_pair_vectorised(
         matrix, 9, sign
     )
+
+
+def definite(matrix: Floats) -> bool:
+    return bool(np.linalg.eigvalsh(matrix)[0] > 0.0)
+
+
+@pytest.mark.parametrize("kind", ["plain", "low-rank", "nearly", "integer"])
+def test_decides_what_looking_at_every_submatrix_decides(kind: str) -> None:
+    verdicts = {kernel.FOUND: 0, kernel.EXHAUSTED: 0}
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        c = int(rng.integers(3, 11))
+        needed = int(rng.integers(1, c + 1))
+        rank = 2 if kind == "low-rank" else c
+        points = rng.normal(size=(c, rank))
+        if kind == "integer":
+            points = np.round(points)
+        gram = points @ points.T
+        if kind == "nearly":
+            gram += 0.3 * symmetric(seed, False)[:c, :c] if c <= 9 else 0.0
+        matrix = 1.0 + np.eye(c) - gram / rng.uniform(0.3, 4.0)
+        exists = any(
+            definite(matrix[np.ix_(s, s)]) for s in map(list, subsets(c, needed))
+        )
+        stack = kernel.new_stack(matrix, needed)
+        state = kernel.advance(stack, 100_000)
+        verdicts[state] += 1
+        if state == kernel.FOUND:
+            rows = kernel.found(stack)
+            assert len(rows) >= needed
+            assert definite(matrix[np.ix_(rows, rows)])
+        assert exists == (state == kernel.FOUND)
+    assert min(verdicts.values()) >= 20
+
+
+def test_finds_the_only_three_that_may_go() -> None:
+    """Each of them has just two partners in V, the other two; all others have none."""
+    tried = 0
+    for seed in range(400):
+        rng = np.random.default_rng(seed)
+        c = int(rng.integers(5, 9))
+        inverse = np.triu(rng.choice([-2.0, 2.0], size=(c, c)), 1)
+        inverse[:3, :3] = np.triu(rng.uniform(-0.3, 0.3, size=(3, 3)), 1)
+        inverse += inverse.T - np.eye(c)
+        values = np.linalg.eigvalsh(inverse)
+        if (values < 0).sum() != 3 or np.abs(values).min() < 0.05:
+            continue
+        tried += 1
+        matrix = np.linalg.inv(inverse)
+        stack = kernel.new_stack(0.5 * (matrix + matrix.T), c - 3)
+        assert kernel.advance(stack, 1000) == kernel.FOUND
+        assert sorted(kernel.found(stack)) == list(range(3, c))
+    assert tried >= 10
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_goes_on_to_every_other_solution(seed: int) -> None:
+    """Doubting each find must in the end visit all sets that do."""
+    rng = np.random.default_rng(seed)
+    c, needed = 7, 4
+    points = rng.normal(size=(c, 5))
+    matrix = 1.0 + np.eye(c) - points @ points.T / 2.5
+    expected = {tuple(s) for s in subsets(c, needed) if definite(matrix[np.ix_(s, s)])}
+    stack = kernel.new_stack(matrix, needed)
+    seen = set()
+    while kernel.advance(stack, 100_000) == kernel.FOUND:
+        rows = sorted(kernel.found(stack).tolist())
+        seen |= {tuple(s) for s in combinations(rows, needed)}
+        kernel.doubt(stack)
+    assert seen == expected
 
 
 SCRIPT = """
