@@ -20,6 +20,17 @@ if TYPE_CHECKING:
     from flwr_safedshb.aggregation import MultiKrum as MultiKrum
     from flwr_safedshb.aggregation import TrimmedMean as TrimmedMean
     from flwr_safedshb.aggregation import Weighing as Weighing
+    from flwr_safedshb.privacy.gradients import ClippedGradients as ClippedGradients
+    from flwr_safedshb.privacy.gradients import check_model as check_model
+    from flwr_safedshb.privacy.ledger import BudgetExhausted as BudgetExhausted
+    from flwr_safedshb.privacy.ledger import Ledger as Ledger
+    from flwr_safedshb.privacy.mechanism import private_gradient as private_gradient
+    from flwr_safedshb.privacy.noise import SecureRandomness as SecureRandomness
+    from flwr_safedshb.privacy.noise import SeededRandomness as SeededRandomness
+    from flwr_safedshb.privacy.plan import PrivacyPlan as PrivacyPlan
+    from flwr_safedshb.privacy.plan import PrivacyStatement as PrivacyStatement
+    from flwr_safedshb.privacy.policy import NodePolicy as NodePolicy
+    from flwr_safedshb.privacy.policy import PolicyViolation as PolicyViolation
 
 _HOMES = {
     "flwr_safedshb.aggregation": (
@@ -35,6 +46,27 @@ _HOMES = {
         "MultiKrum",
         "TrimmedMean",
         "Weighing",
+    ),
+    "flwr_safedshb.privacy.gradients": (
+        "ClippedGradients",
+        "check_model",
+    ),
+    "flwr_safedshb.privacy.ledger": (
+        "BudgetExhausted",
+        "Ledger",
+    ),
+    "flwr_safedshb.privacy.mechanism": ("private_gradient",),
+    "flwr_safedshb.privacy.noise": (
+        "SecureRandomness",
+        "SeededRandomness",
+    ),
+    "flwr_safedshb.privacy.plan": (
+        "PrivacyPlan",
+        "PrivacyStatement",
+    ),
+    "flwr_safedshb.privacy.policy": (
+        "NodePolicy",
+        "PolicyViolation",
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
