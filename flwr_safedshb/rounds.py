@@ -11,10 +11,11 @@ from logging import INFO, WARNING
 from statistics import median
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message
+from flwr.app import ArrayRecord, Message
 from flwr.supercore import log
 from numpy.typing import NDArray
 
+from flwr_safedshb import npy
 from flwr_safedshb.aggregation.rule import Rule, Weighing
 from flwr_safedshb.screening import Accepted, Excluded, Reason, Template
 
@@ -140,12 +141,13 @@ def stepped(
     """Theta - rate * R in float64, in the dtypes of theta; None if not finite."""
     result = {}
     for (name, array), layer in zip(arrays.items(), direction, strict=True):
-        old = array.numpy()
+        old = npy.decode(array)
         with np.errstate(over="ignore", invalid="ignore"):
-            new = (old - rate * layer.astype(np.float64)).astype(old.dtype)
+            new = old.astype(np.float64) - rate * layer.astype(np.float64)
+            new = new.astype(old.dtype)
         if not np.isfinite(new).all():
             return None
-        result[name] = Array(np.asarray(new))
+        result[name] = npy.encode(new)
     return ArrayRecord(result)
 
 

@@ -8,17 +8,16 @@ and metrics that a client reports are not read at all. No reply makes this raise
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.common.constant import SType
 from numpy.typing import NDArray
+
+from flwr_safedshb import npy
 
 Reason = Literal[
     "missing",
@@ -37,11 +36,6 @@ Reason = Literal[
 INNOCENT: frozenset[Reason] = frozenset({"missing", "error"})
 
 DTYPE = np.dtype("<f4")
-# The start of a .npy file of version 1.0, which is what numpy writes for such arrays;
-# two bytes follow with the length of its header.
-_MAGIC = b"\x93NUMPY\x01\x00"
-_PREFIX = len(_MAGIC) + 2
-_MAX_HEADER = 1024
 # What a Flower client sends beside its arrays: a Message-API client its number of
 # examples, a NumPyClient that, its metrics and its status.
 _MAX_METRIC_RECORDS = 1
@@ -114,7 +108,7 @@ class Template:
             return Excluded("wrong-keys")
         sizes = [math.prod(shape) * DTYPE.itemsize for shape in self.shapes]
         for array, size in zip(ordered, sizes, strict=True):
-            if len(array.data) > _PREFIX + _MAX_HEADER + size:
+            if len(array.data) > npy.MAX_OVERHEAD + size:
                 return Excluded("too-large")
         layers = []
         for array, shape in zip(ordered, self.shapes, strict=True):
@@ -133,26 +127,13 @@ class Template:
 
 
 def _decoded(array: Array, shape: tuple[int, ...]) -> NDArray[np.float32] | Excluded:
-    data = array.data
-    if array.stype != SType.NUMPY or not data.startswith(_MAGIC):
-        return Excluded("malformed")
-    start = _PREFIX + int.from_bytes(data[len(_MAGIC) : _PREFIX], "little")
-    if start > _PREFIX + _MAX_HEADER or start > len(data):
-        return Excluded("malformed")
-    found_shape, fortran_order, dtype = _header(data[len(_MAGIC) : start])
+    (found, _, dtype), _ = npy.split(array)
     if dtype != DTYPE:
         return Excluded("wrong-dtype")
-    if found_shape != shape:
+    if found != shape:
         return Excluded("wrong-shape")
-    values = np.frombuffer(data, DTYPE, offset=start)
-    layer = values.reshape(shape, order="F" if fortran_order else "C")
+    layer = npy.decode(array).view(np.float32)
     return layer if np.isfinite(layer).all() else Excluded("not-finite")
-
-
-@lru_cache(maxsize=256)
-def _header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
-    """Parse shape, order and dtype; most replies of a run have the same headers."""
-    return np.lib.format.read_array_header_1_0(io.BytesIO(header))
 
 
 def _count(records: Sequence[object], kind: type) -> int:
