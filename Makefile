@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup peers lint format test demo bench clean
+.PHONY: help setup peers lint format test demo audit bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,9 @@ test: setup ## All tests
 demo: setup ## The rules against attacks, as a table
 	$(BIN)/python -m simulations.demo
 
+audit: setup ## Measure the privacy of the client's own code
+	$(BIN)/python -m simulations.audit
+
 # The peers pin other versions of torch and torchvision; their aggregators need neither.
 peers: .venv/peers
 .venv/peers: .venv/ready
@@ -38,6 +41,7 @@ peers: .venv/peers
 
 bench: peers ## Benchmarks against peers and floors
 	$(BIN)/python -m simulations.benchmarks.aggregation
+	$(BIN)/python -m simulations.benchmarks.client_step
 
 clean: ## Remove the environment and everything generated
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis outputs
