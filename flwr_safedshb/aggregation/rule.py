@@ -221,8 +221,9 @@ def _float_layer(layer: NDArray[np.generic]) -> Floats:
 
 
 def _finite(layer: Floats) -> bool:
-    # The sum is finite only if every value is, and costs no temporary array; when it is
-    # not, huge values may have overflowed, so look at each.
+    # A sum of squares is finite only if every value is, and BLAS is fast at it; where
+    # it is not, huge values may have overflowed, so look at each.
+    flat = np.ravel(layer)
     with np.errstate(over="ignore", invalid="ignore"):
-        total = np.sum(layer, dtype=np.float64)
-    return bool(np.isfinite(total)) or bool(np.isfinite(layer).all())
+        total = np.vdot(flat, flat)
+    return bool(np.isfinite(total)) or bool(np.isfinite(flat).all())
