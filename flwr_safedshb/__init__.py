@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from flwr_safedshb.aggregation import MultiKrum as MultiKrum
     from flwr_safedshb.aggregation import TrimmedMean as TrimmedMean
     from flwr_safedshb.aggregation import Weighing as Weighing
+    from flwr_safedshb.client import SafeDSHBClient as SafeDSHBClient
+    from flwr_safedshb.client import client_app as client_app
+    from flwr_safedshb.grids import AdversarialGrid as AdversarialGrid
+    from flwr_safedshb.grids import InProcessGrid as InProcessGrid
     from flwr_safedshb.privacy.gradients import ClippedGradients as ClippedGradients
     from flwr_safedshb.privacy.gradients import check_model as check_model
     from flwr_safedshb.privacy.ledger import BudgetExhausted as BudgetExhausted
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from flwr_safedshb.privacy.plan import PrivacyStatement as PrivacyStatement
     from flwr_safedshb.privacy.policy import NodePolicy as NodePolicy
     from flwr_safedshb.privacy.policy import PolicyViolation as PolicyViolation
+    from flwr_safedshb.strategy import SafeDSHB as SafeDSHB
 
 _HOMES = {
     "flwr_safedshb.aggregation": (
@@ -47,6 +52,15 @@ _HOMES = {
         "TrimmedMean",
         "Weighing",
     ),
+    "flwr_safedshb.client": (
+        "SafeDSHBClient",
+        "client_app",
+    ),
+    "flwr_safedshb.grids": (
+        "AdversarialGrid",
+        "InProcessGrid",
+    ),
+    "flwr_safedshb.strategy": ("SafeDSHB",),
     "flwr_safedshb.privacy.gradients": (
         "ClippedGradients",
         "check_model",

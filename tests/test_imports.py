@@ -18,18 +18,24 @@ ROOMS = (
     "aggregation",
     "privacy",
     "attacks",
+    # From here on with Flower.
+    "npy",
     "screening",
     "records",
     "delivery",
     "adversary",
     "grids",
+    "schedules",
     "participation",
     "checkpoint",
+    "rounds",
     "strategy",
+    "memory",
+    "node",
     "client",
     "cli",
 )
-FLOWER_ROOMS = ROOMS[ROOMS.index("screening") :]
+FLOWER_ROOMS = ROOMS[ROOMS.index("npy") :]
 
 
 def imported_names(path: Path) -> set[str]:
