@@ -1,0 +1,169 @@
+"""The ServerApp and ClientApp of an experiment: the same two on every engine.
+
+Both sides compose the configuration from one string of Hydra overrides, which is all
+that Flower has to carry: ``hydra-overrides`` in the run config, or an argument where an
+engine cannot carry a run config.
+"""
+
+from __future__ import annotations
+
+import copy
+import shlex
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import cast
+
+import torch
+from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from torch import nn
+
+from flwr_safedshb.client import SafeDSHBClient
+from flwr_safedshb.client import client_app as private_client_app
+from flwr_safedshb.grids import AdversarialGrid
+from flwr_safedshb.privacy.noise import SecureRandomness, SeededRandomness
+from flwr_safedshb.privacy.plan import PrivacyPlan
+from flwr_safedshb.strategy import SafeDSHB
+from simulations.data import Examples, num_features, partition, test_set
+from simulations.models import evaluate, logistic_loss
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+OVERRIDES = "hydra-overrides"
+
+
+@lru_cache(maxsize=8)
+def composed(overrides: str) -> DictConfig:
+    """Return the configuration that the overrides make of the packaged files."""
+    with initialize_config_dir(str(CONF), version_base=None):
+        return compose("config", overrides=shlex.split(overrides))
+
+
+@dataclass(frozen=True)
+class Share:
+    """What the client of one node is made of; the model is shared by all of them."""
+
+    model: nn.Module
+    examples: Examples
+    plan: PrivacyPlan
+    weight_decay: float
+    max_epsilon: float | None
+    delta: float
+    seed: int | None
+
+
+@lru_cache(maxsize=256)
+def share(overrides: str, index: int) -> Share:
+    """Return the share of node `index`, made once: clients are made for each message.
+
+    Adversaries need no data, so the honest nodes share all of them.
+    """
+    cfg = composed(overrides)
+    holders = cfg.num_nodes - (cfg.num_malicious_nodes if _attacked(cfg) else 0)
+    examples = partition(instantiate(cfg.data), index % holders, holders, cfg.seed)
+    return Share(
+        model=untrained(overrides),
+        examples=examples,
+        plan=instantiate(cfg.privacy.plan, num_examples=len(examples[1])),
+        weight_decay=cfg.weight_decay,
+        max_epsilon=cfg.engine.get("max_epsilon"),
+        delta=cfg.privacy.delta,
+        seed=cfg.seed if cfg.engine.seeded_noise else None,
+    )
+
+
+@lru_cache(maxsize=2)
+def untrained(overrides: str) -> nn.Module:
+    """Return the model of an experiment."""
+    cfg = composed(overrides)
+    features = num_features(instantiate(cfg.data))
+    return cast(nn.Module, instantiate(cfg.model, num_features=features))
+
+
+def make_server_app(overrides: str | None = None) -> ServerApp:
+    """Return the ServerApp; without `overrides` the run config must have them."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve(_overrides(overrides, context), grid)
+
+    return app
+
+
+def make_client_app(overrides: str | None = None) -> ClientApp:
+    """Return the ClientApp; without `overrides` the run config must have them."""
+
+    def client_fn(context: Context) -> SafeDSHBClient:
+        return make_client(_overrides(overrides, context), context)
+
+    return private_client_app(client_fn)
+
+
+def serve(overrides: str, grid: Grid) -> None:
+    """Train on the nodes of the grid; the model is left in ``cfg.checkpoint``."""
+    cfg = composed(overrides)
+    rule = instantiate(cfg.aggregation)
+    if _attacked(cfg):
+        attack = instantiate(cfg.attack)
+        grid = AdversarialGrid(grid, attack, cfg.num_malicious_nodes, rule, cfg.seed)
+    strategy = SafeDSHB(
+        rule,
+        cfg.num_malicious_nodes,
+        server_learning_rate=cfg.server_learning_rate,
+        momentum=cfg.momentum,
+        output=cfg.output,
+        min_available_nodes=cfg.num_nodes,
+        node_timeout=cfg.engine.get("node_timeout", 600),
+        seed=cfg.seed,
+        checkpoint=cfg.checkpoint,
+        checkpoint_every=cfg.checkpoint_every,
+    )
+    # In process the clients load weights into the same model.
+    model = copy.deepcopy(untrained(overrides))
+    initial = ArrayRecord(model.state_dict())
+    examples = test_set(instantiate(cfg.data), cfg.seed)
+
+    def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        if server_round % cfg.evaluate_every and server_round != cfg.steps:
+            return None
+        model.load_state_dict(arrays.to_torch_state_dict())
+        return MetricRecord({**evaluate(model, examples)})
+
+    strategy.start(grid, initial, cfg.steps, evaluate_fn=evaluate_fn)
+
+
+def make_client(overrides: str, context: Context) -> SafeDSHBClient:
+    """Return the client of a node, which holds one part of the data."""
+    # Sums depend on the number of threads, and engines on equal sums.
+    torch.set_num_threads(1)
+    mine = share(overrides, int(context.node_config["partition-id"]))
+    return SafeDSHBClient(
+        mine.model,
+        logistic_loss,
+        mine.examples,
+        mine.plan,
+        context,
+        weight_decay=mine.weight_decay,
+        max_epsilon=mine.max_epsilon,
+        delta=mine.delta,
+        randomness=SecureRandomness()
+        if mine.seed is None
+        else SeededRandomness(mine.seed),
+    )
+
+
+def _attacked(cfg: DictConfig) -> bool:
+    return "_target_" in cfg.attack
+
+
+def _overrides(given: str | None, context: Context) -> str:
+    return str(context.run_config[OVERRIDES]) if given is None else given
+
+
+server_app = make_server_app()
+client_app = make_client_app()

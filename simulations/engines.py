@@ -1,0 +1,83 @@
+"""One experiment on three engines: in this process, on Ray, or as a deployment."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from flwr_safedshb.checkpoint import Progress, load
+from flwr_safedshb.grids import InProcessGrid
+from simulations.app import OVERRIDES, composed, make_client_app, make_server_app
+from simulations.deployment import Deployment
+
+
+def run(overrides: Sequence[str], checkpoint: str | Path | None = None) -> Progress:
+    """Run the experiment that Hydra overrides describe, on the engine they name.
+
+    Parameters
+    ----------
+    overrides : sequence of str
+        Such as ``["engine=ray", "steps=10"]``.
+    checkpoint : str or Path, optional
+        Where the server leaves its model, and resumes from.
+
+    Returns
+    -------
+    Progress
+        The final model, and the metrics of all rounds.
+    """
+    with tempfile.TemporaryDirectory(prefix="safedshb-") as scratch:
+        path = Path(checkpoint or Path(scratch) / "run.npz").absolute()
+        text = shlex.join([*overrides, f"checkpoint={path}"])
+        engine = composed(text).engine.name
+        {"inprocess": in_process, "ray": ray, "deployment": deployment}[engine](text)
+        progress = load(path)
+    if progress is None:
+        raise RuntimeError(f"the run on engine={engine} ended without a model")
+    return progress
+
+
+def in_process(overrides: str) -> None:
+    """Run in this process."""
+    cfg = composed(overrides)
+    run_config: dict[str, bool | float | int | str] = {OVERRIDES: overrides}
+    app = make_client_app()
+    grid = InProcessGrid(app, cfg.num_nodes, run_config, cfg.seed)
+    make_server_app()(grid, grid.server_context())
+
+
+def ray(overrides: str) -> None:
+    """Run on Flower's simulation engine."""
+    from flwr.simulation import run_simulation
+
+    cfg = composed(overrides)
+    run_simulation(
+        make_server_app(overrides),
+        make_client_app(overrides),
+        cfg.num_nodes,
+        backend_config={
+            "client_resources": {
+                "num_cpus": cfg.engine.client_cpus,
+                "num_gpus": 0.0,
+            },
+            "init_args": {
+                "include_dashboard": False,
+                "_node_ip_address": "127.0.0.1",
+            },
+        },
+    )
+
+
+def deployment(overrides: str) -> None:
+    """Run on a SuperLink and SuperNodes that are started and stopped here."""
+    cfg = composed(overrides)
+    with tempfile.TemporaryDirectory(prefix="safedshb-") as scratch:
+        config: dict[str, bool | float | int | str] = {
+            "max-epsilon": cfg.engine.max_epsilon,
+            "delta": cfg.privacy.delta,
+            "require-secure-noise": True,
+        }
+        with Deployment(Path(scratch), cfg.num_nodes, config) as nodes:
+            nodes.run(overrides, cfg.engine.run_timeout)
