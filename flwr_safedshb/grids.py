@@ -157,14 +157,15 @@ class InProcessGrid(Grid):
         try:
             reply = self._app(delivered(message), working)
             _check_reply(message, reply)
+            # Where other engines serialise, and fail on what is no record.
+            reply, state = delivered(reply), copied(working.state)
         except Exception as error:
             log(ERROR, "node %d: the ClientApp raised", node_id, exc_info=error)
             reason = f"{type(error)}:<'{error}'>"
             code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
             reply = Message(Error(code, reason), reply_to=message)
         else:
-            context.state = copied(working.state)
-            reply = delivered(reply)
+            context.state = state
         reply.metadata.__dict__["_message_id"] = f"{message.metadata.message_id}-reply"
         return reply
 
