@@ -1,0 +1,86 @@
+"""What every attack is: adversaries see what honest clients send, and then send."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_safedshb.gram import FloatArray
+
+Floats = NDArray[np.floating]
+
+
+class Aggregate(Protocol):
+    """An aggregation rule as a function of vectors, (n, d), and f."""
+
+    def __call__(self, vectors: Floats, f: int) -> Floats:
+        """Return a vector, (d,)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Attack(ABC):
+    """What f adversaries send in a step."""
+
+    # Whether the adversaries' vectors are made from the honest ones. An attack on data
+    # has nothing to make: its nodes run the honest protocol, and their replies stand.
+    replaces_vectors: ClassVar[bool] = True
+
+    def __call__(
+        self,
+        honest: Floats,
+        f: int,
+        rng: np.random.Generator,
+        aggregate: Aggregate,
+    ) -> Floats:
+        """Return what f adversaries send who have seen the honest vectors.
+
+        Parameters
+        ----------
+        honest : (h, d) array
+            What the honest clients send in this step.
+        f : int
+            How many vectors to make.
+        rng : Generator
+            The only source of randomness.
+        aggregate : Rule, or callable (vectors of shape (n, d), f) -> (d,) array
+            The rule that the server uses.
+
+        Returns
+        -------
+        (f, d) array of the dtype of `honest`
+        """
+        check_honest(honest, f)
+        if f == 0:
+            return np.empty((0, honest.shape[1]), honest.dtype)
+        exact = honest.astype(np.float64, copy=False)
+        vectors = np.broadcast_to(
+            self.vectors(exact, f, rng, aggregate), (f, honest.shape[1])
+        )
+        with np.errstate(over="ignore"):
+            return vectors.astype(honest.dtype)
+
+    @abstractmethod
+    def vectors(
+        self,
+        honest: FloatArray,
+        f: int,
+        rng: np.random.Generator,
+        aggregate: Aggregate,
+    ) -> FloatArray:
+        """Return f > 0 vectors, (f, d), or (d,) if the adversaries send the same."""
+
+
+def check_honest(honest: Floats, f: int) -> None:
+    """Refuse what no attack can start from."""
+    if honest.ndim != 2 or 0 in honest.shape:
+        raise ValueError(
+            f"honest has shape {honest.shape}; give an (h, d) array, one row for each "
+            "honest client, h and d at least 1"
+        )
+    if not np.issubdtype(honest.dtype, np.floating):
+        raise ValueError(f"honest has dtype {honest.dtype}; give floating-point values")
+    if f < 0:
+        raise ValueError(f"f={f} must be at least 0; it counts adversarial clients")

@@ -1,0 +1,100 @@
+"""Attacks that hide among the honest vectors without knowing the server's rule."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from flwr_safedshb.attacks.base import Aggregate, Attack
+from flwr_safedshb.gram import FloatArray, squared_distances
+
+
+@dataclass(frozen=True)
+class Mimic(Attack):
+    """Copy one honest client, so that it counts f + 1 times.
+
+    Karimireddy et al., "Byzantine-Robust Learning on Heterogeneous Datasets via
+    Bucketing", ICLR 2022, find the direction of the largest variance over some steps of
+    warm-up and keep to the client that stands out along it. This one does so in every
+    step afresh and has no state: what clients send are momenta, which differ little
+    from step to step, and so does the choice.
+    """
+
+    def vectors(
+        self,
+        honest: FloatArray,
+        f: int,
+        rng: np.random.Generator,
+        aggregate: Aggregate,
+    ) -> FloatArray:
+        """Return the vector, (d,), farthest out along the top principal direction."""
+        centred = honest - honest.mean(axis=0)
+        # With Y = U S V^T, the rows of Y along the first of V are s_1 U_1: the Gram
+        # matrix is enough.
+        top = np.linalg.eigh(centred @ centred.T)[1][:, -1]
+        chosen: FloatArray = honest[np.argmax(np.abs(top))]
+        return chosen
+
+
+@dataclass(frozen=True)
+class _Bounded(Attack):
+    """Go as far against the standard deviation as a bound on distances allows."""
+
+    @abstractmethod
+    def strength(self, centred: FloatArray, direction: FloatArray) -> float:
+        """Return the largest gamma allowed for mean + gamma * direction.
+
+        Parameters
+        ----------
+        centred : (h, d) array
+            Honest vectors about their mean.
+        direction : (d,) array, not zero
+        """
+
+    def vectors(
+        self,
+        honest: FloatArray,
+        f: int,
+        rng: np.random.Generator,
+        aggregate: Aggregate,
+    ) -> FloatArray:
+        """Return the one vector, (d,), that all adversaries send."""
+        mean: FloatArray = honest.mean(axis=0)
+        direction = -honest.std(axis=0)
+        if not direction.any():
+            return mean
+        sent: FloatArray = mean + self.strength(honest - mean, direction) * direction
+        return sent
+
+
+@dataclass(frozen=True)
+class MinMax(_Bounded):
+    """No farther from any honest vector than two of them are from each other.
+
+    Shejwalkar and Houmansadr, "Manipulating the Byzantine", NDSS 2021, with their
+    inverse standard deviation as the direction, and gamma in closed form.
+    """
+
+    def strength(self, centred: FloatArray, direction: FloatArray) -> float:
+        """Solve ||y_i - gamma b||^2 = max_jk ||y_j - y_k||^2; the smallest over i."""
+        diameter = squared_distances(centred @ centred.T).max()
+        square = direction @ direction
+        along = centred @ direction
+        room = np.maximum(diameter - np.square(centred).sum(axis=1), 0.0)
+        roots = (along + np.sqrt(along**2 + square * room)) / square
+        return float(roots.min())
+
+
+@dataclass(frozen=True)
+class MinSum(_Bounded):
+    """Squared distances to the honest vectors sum to no more than those of one of them.
+
+    Of the same paper as `MinMax`, with the same direction.
+    """
+
+    def strength(self, centred: FloatArray, direction: FloatArray) -> float:
+        """Solve sum_i ||y_i - gamma b||^2 = max_j sum_i ||y_i - y_j||^2."""
+        # The y_i sum to zero: the left is h gamma^2 b^2 + sum_i y_i^2, the right
+        # h max_j y_j^2 + sum_i y_i^2.
+        farthest = np.square(centred).sum(axis=1).max()
+        return float(np.sqrt(farthest / (direction @ direction)))
