@@ -42,6 +42,8 @@ class Deployment:
         Further entries of every node's config.
     app : Path
         The Flower app to run; by default this repository.
+    virtual : bool
+        Let the SuperLink simulate the nodes, with Ray, in place of SuperNodes.
     """
 
     def __init__(
@@ -50,11 +52,13 @@ class Deployment:
         num_nodes: int,
         node_config: Mapping[str, Value] | None = None,
         app: Path = ROOT,
+        virtual: bool = False,
     ) -> None:
         self.folder = folder
         self.app = app
         self._node_config = dict(node_config or {})
         self._num_nodes = num_nodes
+        self._virtual = virtual
         self._port = free_port()
         self._environment = {
             **os.environ,
@@ -94,10 +98,12 @@ class Deployment:
             "--insecure",
             "--disable-runtime-dependency-installation",
             *("--host", "127.0.0.1", "--port", str(self._port)),
+            *(["--simulation"] if self._virtual else []),
         )
         self._wait_for_port()
-        for index in range(self._num_nodes):
-            self.start_node(index)
+        if not self._virtual:
+            for index in range(self._num_nodes):
+                self.start_node(index)
 
     def start_node(self, index: int) -> None:
         """Start SuperNode `index`, or start it again after `kill`."""
@@ -128,11 +134,13 @@ class Deployment:
 
     def submit(self, overrides: str) -> str:
         """Start a run and return its id."""
+        virtual = {"num-supernodes": self._num_nodes, "client-resources-num-cpus": 1}
         answer = self._flwr(
             "run",
             str(self.app),
             _NAME,
             *("--run-config", toml({"hydra-overrides": overrides})),
+            *(["--federation-config", toml(virtual)] if self._virtual else []),
             *("--format", "json"),
         )
         return str(answer["run-id"])

@@ -74,10 +74,11 @@ def deployment(overrides: str) -> None:
     """Run on a SuperLink and SuperNodes that are started and stopped here."""
     cfg = composed(overrides)
     with tempfile.TemporaryDirectory(prefix="safedshb-") as scratch:
+        folder = Path(cfg.engine.folder or scratch).absolute()
         config: dict[str, bool | float | int | str] = {
             "max-epsilon": cfg.engine.max_epsilon,
             "delta": cfg.privacy.delta,
             "require-secure-noise": True,
         }
-        with Deployment(Path(scratch), cfg.num_nodes, config) as nodes:
+        with Deployment(folder, cfg.num_nodes, config) as nodes:
             nodes.run(overrides, cfg.engine.run_timeout)
