@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +28,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from flwr_safedshb.privacy.gradients import ClippedGradients
+from simulations.benchmarks.measure import record, reset_peak, resident, timed
 
 CASES = {
     "plain": "plain SGD gradient",
@@ -83,26 +82,14 @@ def measure(case: str, batch_size: int, repeats: int, threads: int) -> Figures:
     )
     inputs, targets = torch.randn(batch_size, 784), torch.randint(10, (batch_size,))
     nn.Linear(2, 2)(torch.zeros(2, 2)).sum().backward()  # loads what torch loads late
-    before = _resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = resident("VmRSS")
+    reset_peak()
     step = make_step(case, model, batch_size)
-    seconds = []
-    for _ in range(1 + repeats):
-        start = time.perf_counter()
-        step(inputs, targets)
-        seconds.append(time.perf_counter() - start)
+    seconds = [timed(lambda: step(inputs, targets))[0] for _ in range(1 + repeats)]
     return Figures(
         seconds=statistics.median(seconds[1:]),
-        megabytes=(_resident("VmHWM") - before) / 1024,
+        megabytes=(resident("VmHWM") - before) / 1024,
     )
-
-
-def _resident(key: str) -> int:
-    """Return a figure of this process in kB."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1])
-    raise RuntimeError(f"/proc/self/status has no {key}; this benchmark needs Linux")
 
 
 def main() -> None:
@@ -131,10 +118,7 @@ def main() -> None:
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         results[case] = json.loads(done.stdout)
     report(results, arguments.batch_size)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    machine = {"torch": torch.__version__, "machine": platform.machine()}
-    figures = {"settings": settings | machine, "results": results}
-    arguments.out.write_text(json.dumps(figures, indent=2) + "\n")
+    record(arguments.out, settings, results)
 
 
 def report(results: dict[str, Figures], batch_size: int) -> None:

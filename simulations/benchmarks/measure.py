@@ -1,0 +1,100 @@
+"""What every benchmark needs: a clock, the memory of a process, and a record of both.
+
+Machines are shared and noisy, so what is compared is timed in turns (`in_turns`), and a
+figure never stands without the machine and the versions that it comes from (`record`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+PACKAGES = ("numpy", "scipy", "numba", "torch", "opacus", "byzfl", "byzpy")
+
+
+def timed(call: Callable[[], T]) -> tuple[float, T]:
+    """Return the seconds that a call took, and what it returned."""
+    start = time.perf_counter()
+    result = call()
+    return time.perf_counter() - start, result
+
+
+def in_turns(
+    calls: Mapping[str, Callable[[], object]], enough: float, most: int
+) -> dict[str, list[float]]:
+    """Time calls one after the other, again and again.
+
+    Parameters
+    ----------
+    calls : mapping of name to callable
+    enough : float
+        Seconds after which no new turn begins.
+    most : int
+        Largest number of turns.
+
+    Returns
+    -------
+    dict of name to the seconds of each turn
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    start = time.perf_counter()
+    for turn in range(most):
+        if turn and time.perf_counter() - start > enough:
+            break
+        for name, call in calls.items():
+            seconds[name].append(timed(call)[0])
+    return seconds
+
+
+def resident(key: str) -> int:
+    """Return a figure of this process in kB: VmRSS is resident, VmHWM its peak."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1])
+    raise RuntimeError(f"/proc/self/status has no {key}; this benchmark needs Linux")
+
+
+def reset_peak() -> None:
+    """Let the peak of the resident set start again from what is resident now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def machine() -> dict[str, object]:
+    """Say where the figures come from: processor, load, versions of what is there."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def _processor() -> str:
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def record(path: Path, settings: Mapping[str, object], results: object) -> None:
+    """Write figures as JSON, with the settings and the machine that they belong to."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figures = {"settings": settings, "machine": machine(), "results": results}
+    path.write_text(json.dumps(figures, indent=2) + "\n")
