@@ -1,0 +1,227 @@
+"""Show what the aggregation benchmark measured: tables and a figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+import matplotlib
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from simulations.benchmarks.cells import Cell, Sample
+from simulations.benchmarks.families import ALIE_DEVIATIONS, FAMILIES
+from simulations.benchmarks.targets import (
+    Check,
+    extrapolated,
+    finds,
+    grouped,
+    ratio,
+    speedup,
+    times,
+)
+
+RIVALS = ("brute force", "ByzFL", "ByzPy")
+# Seconds that help to read a figure.
+MARKS = {"1 second": 1.0, "1 hour": 3600.0, "1 year": 3.15e7, "1,000 years": 3.15e10}
+
+
+def size(cell: Cell) -> str:
+    """Write a cell in words."""
+    return f"({cell[0]}, {cell[1]}), d = {cell[2]:,}"
+
+
+def show(
+    console: Console,
+    samples: Sequence[Sample],
+    interpreted: Mapping[Cell, float],
+    first_calls: tuple[float, float] | None,
+) -> None:
+    """Print the table of times and ratios, and what it means."""
+    table = _table("One call of SMEA, and how much longer others take")
+    heads = ("n", "f", "d", "subsets", "ms", "max ms", "/ Gram", "/ BLAS", "numpy")
+    for head in (*heads, *RIVALS):
+        table.add_column(head, justify="right", no_wrap=True)
+    last = None
+    for cell, group in grouped((s.cell, s) for s in samples):
+        if last not in (None, cell[2]):
+            table.add_section()
+        last = cell[2]
+        table.add_row(*_row(cell, group, interpreted.get(cell)))
+    console.print(table)
+    console.print(_caption(samples, first_calls), highlight=False)
+
+
+def _table(title: str) -> Table:
+    """Return a table that leaves the width of a terminal to its figures."""
+    return Table(
+        title=title, box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False
+    )
+
+
+def _row(cell: Cell, group: Sequence[Sample], without: float | None) -> list[str]:
+    n, f, d = cell
+    seconds = [s.seconds["SMEA"] for s in group]
+    row = [str(n), str(f), f"{d:,}", _count(math.comb(n, f))]
+    row += [_milliseconds(value) for value in (median(seconds), max(seconds))]
+    row += [times(ratio(group, "SMEA", floor)) for floor in ("gram", "BLAS")]
+    row.append("" if without is None else times(without / _same_input(group)))
+    return row + [_speedup(group, rival) for rival in RIVALS]
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f}" if seconds < 0.1 else f"{1e3 * seconds:,.0f}"
+
+
+def _count(subsets: int) -> str:
+    return f"{subsets:,}" if subsets < 1e6 else f"{subsets:.1e}"
+
+
+def _same_input(group: Sequence[Sample]) -> float:
+    """Return SMEA's seconds on the input that was also tried without a compiler."""
+    return next(
+        s.seconds["SMEA"] for s in group if (s.family, s.seed) == ("isotropic", 0)
+    )
+
+
+def _speedup(group: Sequence[Sample], rival: str) -> str:
+    value = speedup(group, rival)
+    if value is None:
+        return "absent"
+    return ("~" if extrapolated(group, rival) else "") + times(value)
+
+
+def _caption(samples: Sequence[Sample], first_calls: tuple[float, float] | None) -> str:
+    counts = ", ".join(
+        f"{who} {hits} of {n}" for who, (hits, n) in finds(samples).items()
+    )
+    families, deviations = ", ".join(FAMILIES), ", ".join(map(str, ALIE_DEVIATIONS))
+    lines = [
+        f"ms: median and maximum over inputs ({families}; several seeds, ALIE with "
+        f"{deviations} deviations). Float32 vectors, one thread.",
+        "/ Gram, / BLAS: SMEA over its own Gram matrix, and over the bare float64 "
+        "product of an array converted beforehand.",
+        "numpy: how much longer SMEA takes without a compiler (isotropic vectors).",
+        "brute force, ByzFL, ByzPy: how much longer they take. ~ extrapolated: their "
+        "own code on 16 to 400 random subsets, times the number of subsets. ByzFL gets "
+        "numpy arrays or, for d >= 1,000, torch tensors: what is faster for it.",
+        f"The best subset was the answer of: {counts} whole calls.",
+    ]
+    if len({who for s in samples for who in s.prices}) < len(RIVALS):
+        lines.append("absent: not installed; `make peers` does it.")
+    if first_calls is not None:
+        cold, warm = first_calls
+        lines.append(
+            f"Not in the times: a first search compiles for {cold:.1f} s, once on a "
+            f"machine, and loads that for {warm:.1f} s, once in a process."
+        )
+    return "\n".join(lines)
+
+
+def show_checks(console: Console, checks: Sequence[Check]) -> None:
+    """Print every target with its bound."""
+    table = _table("Targets")
+    for head in ("target", "measured", "bound", "", "note"):
+        table.add_column(head, justify="right" if head == "measured" else "left")
+    for check in checks:
+        verdict = "[green]holds" if check.holds else "[bold red]does not hold"
+        table.add_row(check.what, check.measured, check.bound, verdict, check.note)
+    console.print(table)
+
+
+def plot(
+    path: Path, samples: Sequence[Sample], interpreted: Mapping[Cell, float]
+) -> None:
+    """Draw time against size, one panel for each dimension with several sizes."""
+    matplotlib.use("Agg")
+    panels = [
+        (d, cells)
+        for d, group in grouped((s.d, s) for s in samples)
+        if len(cells := grouped((s.cell, s) for s in group)) > 1
+    ]
+    figure, axes = plt.subplots(
+        1,
+        len(panels),
+        figsize=(5.5 * len(panels), 5.2),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    for axis, (d, cells) in zip(axes[0], panels, strict=True):
+        _panel(axis, cells, interpreted)
+        axis.set_title(f"d = {d:,}")
+        axis.set_xlabel("(n, f)")
+    axes[0][0].set_ylabel("seconds for one call")
+    figure.legend(
+        *axes[0][0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=3,
+        frameon=False,
+    )
+    figure.suptitle("Hollow: extrapolated. SMEA at (100, 10) has a time limit of 10 s")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _panel(
+    axis: Axes,
+    cells: Sequence[tuple[Cell, list[Sample]]],
+    interpreted: Mapping[Cell, float],
+) -> None:
+    for words, seconds in MARKS.items():
+        axis.axhline(seconds, color="0.85", linewidth=0.8, zorder=0)
+        axis.text(0, seconds, words, color="0.5", fontsize=7, va="bottom")
+    for color, rival in zip(("C1", "C3", "C2"), RIVALS, strict=True):
+        _rival(axis, cells, rival, color)
+    at = range(len(cells))
+    ours = [[s.seconds["SMEA"] for s in group] for _, group in cells]
+    axis.fill_between(
+        at, [min(o) for o in ours], [max(o) for o in ours], color="C0", alpha=0.25
+    )
+    axis.plot(
+        at,
+        [median(o) for o in ours],
+        "o-",
+        color="C0",
+        label="SMEA; shaded: all inputs",
+    )
+    without = [
+        (i, interpreted[cell])
+        for i, (cell, _) in enumerate(cells)
+        if cell in interpreted
+    ]
+    if without:
+        axis.plot(
+            *zip(*without, strict=True),
+            "x:",
+            color="C0",
+            label="SMEA without a compiler",
+        )
+    floor = [median(s.seconds["gram"] for s in group) for _, group in cells]
+    axis.plot(at, floor, "k--", linewidth=1, label="Gram matrix alone")
+    axis.set_yscale("log")
+    axis.set_xticks(at, [f"({n}, {f})" for (n, f, _), _ in cells], rotation=45)
+
+
+def _rival(
+    axis: Axes, cells: Sequence[tuple[Cell, list[Sample]]], rival: str, color: str
+) -> None:
+    """Draw a rival's times, hollow where they are extrapolated."""
+    points = [
+        (i, median(p.seconds for p in prices), any(p.extrapolated for p in prices))
+        for i, (_, group) in enumerate(cells)
+        if (prices := [s.prices[rival] for s in group if rival in s.prices])
+    ]
+    axis.plot(*_line(points), "-", color=color, linewidth=1)
+    for hollow, face, words in ((False, color, rival), (True, "white", None)):
+        chosen = _line([point for point in points if point[2] is hollow])
+        axis.plot(*chosen, "s", color=color, markerfacecolor=face, label=words)
+
+
+def _line(points: Sequence[tuple[int, float, bool]]) -> tuple[list[int], list[float]]:
+    return [i for i, _, _ in points], [seconds for _, seconds, _ in points]
