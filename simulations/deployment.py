@@ -132,14 +132,14 @@ class Deployment:
         _signal(process, signal.SIGKILL)
         process.wait()
 
-    def submit(self, overrides: str) -> str:
+    def submit(self, run_config: Mapping[str, Value]) -> str:
         """Start a run and return its id."""
         virtual = {"num-supernodes": self._num_nodes, "client-resources-num-cpus": 1}
         answer = self._flwr(
             "run",
             str(self.app),
             _NAME,
-            *("--run-config", toml({"hydra-overrides": overrides})),
+            *("--run-config", toml(run_config)),
             *(["--federation-config", toml(virtual)] if self._virtual else []),
             *("--format", "json"),
         )
@@ -152,9 +152,12 @@ class Deployment:
         assert isinstance(runs, list)
         return str(runs[0]["status"])
 
-    def run(self, overrides: str, timeout: float) -> None:
+    def run(self, run_config: Mapping[str, Value], timeout: float) -> None:
         """Run to the end, or raise with the end of the server's log."""
-        run_id = self.submit(overrides)
+        self.wait(self.submit(run_config), timeout)
+
+    def wait(self, run_id: str, timeout: float) -> None:
+        """Wait for the end of a run, or raise with the end of the server's log."""
         deadline = time.monotonic() + timeout
         while not (status := self.status(run_id)).startswith("finished"):
             if time.monotonic() > deadline:

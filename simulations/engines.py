@@ -81,4 +81,4 @@ def deployment(overrides: str) -> None:
             "require-secure-noise": True,
         }
         with Deployment(folder, cfg.num_nodes, config) as nodes:
-            nodes.run(overrides, cfg.engine.run_timeout)
+            nodes.run({OVERRIDES: overrides}, cfg.engine.run_timeout)

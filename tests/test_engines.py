@@ -8,7 +8,7 @@ from hydra.utils import instantiate
 from flwr_safedshb.aggregation import Rule
 from flwr_safedshb.checkpoint import Progress, load
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from simulations.app import CONF, composed, share, untrained
+from simulations.app import CONF, OVERRIDES, composed, share, untrained
 from simulations.deployment import Deployment
 from simulations.engines import run
 
@@ -44,7 +44,7 @@ def test_flwr_run_from_the_repository_gives_the_same_model(
 ) -> None:
     overrides = " ".join([*SMALL, f"checkpoint={tmp_path / 'run.npz'}"])
     with Deployment(tmp_path / "flower", 4, virtual=True) as deployment:
-        deployment.run(overrides, timeout=240)
+        deployment.run({OVERRIDES: overrides}, timeout=240)
     progress = load(tmp_path / "run.npz")
     assert progress is not None
     assert model_bytes(progress) == model_bytes(in_process)
