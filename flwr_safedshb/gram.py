@@ -68,25 +68,25 @@ def gram(clients: Clients, centre: int | None = None) -> FloatArray:
 
 
 def squared_distances(gram: FloatArray) -> FloatArray:
-    """Return squared distances between the vectors of a Gram matrix, (n, n).
+    """Return squared distances between the vectors of Gram matrices, (..., n, n).
 
     What is below the round-off of the Gram matrix itself is returned as zero, so that
     equal vectors are seen to be equal.
     """
-    squares = np.diag(gram)
-    sums = squares[:, None] + squares[None, :]
-    distances = sums - 2.0 * gram
+    squares = np.diagonal(gram, axis1=-2, axis2=-1)
+    sums = squares[..., :, None] + squares[..., None, :]
+    distances = sums - (gram + np.swapaxes(gram, -2, -1))
     distances[distances <= 8 * np.finfo(float).eps * sums] = 0.0
-    np.fill_diagonal(distances, 0.0)
-    return 0.5 * (distances + distances.T)
+    distances[..., np.arange(gram.shape[-1]), np.arange(gram.shape[-1])] = 0.0
+    return distances
 
 
 def nearest_sums(distances: FloatArray, m: int) -> FloatArray:
-    """Return for each vector the sum of its m smallest squared distances, (n,).
+    """Return for each vector the sum of its m smallest squared distances, (..., n).
 
     Its distance to itself, zero, is one of them.
     """
-    sums: FloatArray = np.partition(distances, m - 1, axis=1)[:, :m].sum(axis=1)
+    sums: FloatArray = np.partition(distances, m - 1, axis=-1)[..., :m].sum(axis=-1)
     return sums
 
 

@@ -72,6 +72,16 @@ def test_enumeration_finds_the_subset_of_brute_force() -> None:
             assert_smea(family(name, n, f, int(rng.integers(1, 9)), rng), f)
 
 
+@pytest.mark.parametrize(("n", "f"), [(7, 3), (7, 0), (5, 2), (12, 5)])
+def test_many_at_once_are_weighed_as_one_by_one(n: int, f: int) -> None:
+    rng = np.random.default_rng(0)
+    stack = [family(name, n, f, 6, rng) for name in FAMILIES if name != "offset"]
+    grams = np.array([x @ x.T for x in stack])
+    one_by_one = np.array([SMEA().weigh(gram, f).weights for gram in grams])
+    assert SMEA().weigh_many(grams, f).tolist() == one_by_one.tolist()
+    assert SMEA().weigh_many(grams[:0], f).shape[0] == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [14, 15])
 def test_larger_searches_agree_with_brute_force(n: int) -> None:

@@ -16,12 +16,12 @@ TRIED = 8
 
 
 def outermost_first(distances: FloatArray, m: int) -> Subset:
-    """Order the vectors by their squared distances to the m nearest, largest first.
+    """Order the vectors, (..., n), by distances to their m nearest, largest first.
 
     A function of the vectors, not of their order, ties aside. What is obviously hostile
     comes first, where the search drops it at once.
     """
-    return np.argsort(-nearest_sums(distances, m), kind="stable")
+    return np.argsort(-nearest_sums(distances, m), axis=-1, kind="stable")
 
 
 def shrink(distances: FloatArray, subset: Subset, m: int) -> Subset:

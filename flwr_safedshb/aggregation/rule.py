@@ -105,6 +105,10 @@ class GramRule(Rule):
     def weigh(self, gram: FloatArray, f: int) -> Weighing:
         """Return the weights of the vectors whose Gram matrix, (n, n), is given."""
 
+    def weigh_many(self, grams: FloatArray, f: int) -> FloatArray:
+        """Return the weights, (g, n), for each of g Gram matrices, (g, n, n)."""
+        return np.array([self.weigh(gram, f).weights for gram in grams])
+
     def aggregate(
         self, clients: Clients, f: int
     ) -> tuple[list[Floats], Weighing | None]:

@@ -89,25 +89,58 @@ class SMEA(GramRule):
             kappa=kappa_smea(n, f, gap if smallest > 0.0 else 0.0),
         )
 
+    def weigh_many(self, grams: FloatArray, f: int) -> FloatArray:
+        """Return the weights for each Gram matrix; at once where all are enumerated."""
+        g, n = len(grams), grams.shape[-1]
+        if f == 0 or g == 0 or math.comb(n, f) > ENUMERATED:
+            return super().weigh_many(grams, f)
+        return self._enumerate_many(
+            np.array([check_gram(gram, f) for gram in grams]), f
+        )
+
+    @single_threaded
+    def _enumerate_many(self, grams: FloatArray, f: int) -> FloatArray:
+        g, n = len(grams), grams.shape[-1]
+        distances = squared_distances(grams)
+        orders = outermost_first(distances, n - f)
+        rows = np.arange(g)[:, None]
+        ordered = distances[rows[:, :, None], orders[:, :, None], orders[:, None, :]]
+        subsets, _ = _enumerate(ordered, n - f)
+        weights = np.zeros((g, n))
+        weights[rows, np.take_along_axis(orders, subsets, axis=1)] = 1.0 / (n - f)
+        return weights
+
     def _choose(self, distances: FloatArray, m: int) -> tuple[Subset, float, float]:
         """Return the subset, the top eigenvalue of its scatter, and a lower bound."""
         if math.comb(len(distances), m) <= ENUMERATED:
-            return _enumerate(distances, m)
+            subsets, values = _enumerate(distances[None], m)
+            return subsets[0], float(values[0]), float(values[0])
         # Compiling takes time, and small federations never need the search.
         from flwr_safedshb.aggregation.search import search
 
         return search(distances, m, self.max_nodes, self.time_limit)
 
 
-def _enumerate(distances: FloatArray, m: int) -> tuple[Subset, float, float]:
-    """Look at every subset; of those that tie, take the first."""
-    subsets = _subsets(len(distances), m)
-    stack = scatter_gram(distances[subsets[:, :, None], subsets[:, None, :]])
-    values = np.linalg.eigvalsh(stack)[:, -1]
-    tied = values <= values.min() + RESOLUTION * abs(values.min())
-    first = int(np.argmax(tied))
-    smallest = max(0.0, float(values[first]))
-    return subsets[first], smallest, smallest
+def _enumerate(distances: FloatArray, m: int) -> tuple[Subset, FloatArray]:
+    """Look at every subset; of those that tie, take the first.
+
+    Parameters
+    ----------
+    distances : (g, n, n) array
+
+    Returns
+    -------
+    subsets : (g, m) array
+    values : (g,) array
+        Largest eigenvalue of the scatter of each.
+    """
+    subsets = _subsets(distances.shape[-1], m)
+    blocks = distances[:, subsets[:, :, None], subsets[:, None, :]]
+    values = np.linalg.eigvalsh(scatter_gram(blocks))[..., -1]
+    smallest = values.min(axis=1, keepdims=True)
+    first = np.argmax(values <= smallest + RESOLUTION * np.abs(smallest), axis=1)
+    found = np.take_along_axis(values, first[:, None], axis=1)[:, 0]
+    return subsets[first], np.maximum(found, 0.0)
 
 
 @lru_cache(maxsize=32)
