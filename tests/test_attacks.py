@@ -253,11 +253,19 @@ class Weighed(GramRule):
         raise AssertionError("a Gram rule was given vectors")
 
 
+class MixedWeighed(NNM):
+    """NNM that refuses to see a vector."""
+
+    def aggregate(self, clients: Clients, f: int) -> tuple[list[AnyFloats], None]:
+        raise AssertionError("a Gram rule was given vectors")
+
+
 def test_a_gram_rule_never_sees_a_vector() -> None:
     honest = vectors()
     b = honest.std(axis=0)
     expected = np.array(TAUS) * np.linalg.norm(b)
     np.testing.assert_allclose(harms(honest, b, 3, Weighed()), expected, rtol=1e-12)
+    assert harms(honest, b, 3, MixedWeighed(Krum())).shape == (21,)
 
 
 @pytest.mark.parametrize("rule", [SMEA(), Filter(), Krum(), Median()], ids=str)
@@ -279,6 +287,28 @@ def test_of_equal_harm_the_smallest(rule: Rule) -> None:
         assert most_harmful_tau(honest, b, 3, aggregate, far) == 1e4
         largest = most_harmful_tau(honest, b, 3, aggregate, (1e-3, *far))
         assert largest == (1e-3 if isinstance(rule, SMEA) else 1e4)
+
+
+@pytest.mark.parametrize(
+    ("moves", "worst"),
+    [
+        ([1.0, 2.0, 2.0 * (1 + 1e-12)], 1),
+        ([1.0, 2.0, 2.0 * (1 + 1e-6)], 2),
+        ([0.0, 5e-15, 1e-14], 0),
+        ([0.0, 1e-14, 1e-6], 2),
+    ],
+)
+def test_round_off_is_no_harm(moves: list[float], worst: int) -> None:
+    honest = vectors() + 1.0
+    left = iter(moves)
+
+    def moved(vectors: AnyFloats, f: int) -> AnyFloats:
+        step = np.zeros(6)
+        step[0] = next(left) * np.linalg.norm(honest, axis=1).max()
+        return np.asarray(honest.mean(axis=0) + step)
+
+    taus = (1.0, 2.0, 3.0)
+    assert most_harmful_tau(honest, np.ones(6), 3, moved, taus) == taus[worst]
 
 
 def test_smea_that_rejects_all_is_unharmed() -> None:
