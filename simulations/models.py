@@ -1,34 +1,169 @@
-"""Models for simulations, and how good they are."""
+"""Models for simulations, their loss, and how good they are."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Sequence
+from math import prod
+
 import torch
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn import functional
 
 from simulations.data import Examples
 
-
-class LogisticRegression(nn.Linear):
-    """Logistic regression from zero; d = num_features + 1."""
-
-    def __init__(self, num_features: int) -> None:
-        super().__init__(num_features, 1)
-        nn.init.zeros_(self.weight)
-        nn.init.zeros_(self.bias)
+# Elements of the inputs that are evaluated at a time: few, so that what lies between
+# the layers of a network stays in the cache (2.6 times faster than 2**22 for the CNN).
+_MAX_ELEMENTS = 2**18
 
 
-def logistic_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Binary cross entropy of each example, (k,)."""
-    logits = outputs.squeeze(1)
-    return binary_cross_entropy_with_logits(logits, targets, reduction="none")
+class LogisticRegression(nn.Sequential):
+    """Logistic regression from zero; d = (num_features + 1) num_outputs."""
+
+    def __init__(self, num_features: int, num_outputs: int = 1) -> None:
+        linear = nn.Linear(num_features, num_outputs)
+        nn.init.zeros_(linear.weight)
+        nn.init.zeros_(linear.bias)
+        super().__init__(nn.Flatten(), linear)
+
+
+class MLP(nn.Sequential):
+    """Fully connected layers with ReLU between them."""
+
+    def __init__(
+        self, num_features: int, num_outputs: int, hidden: Sequence[int]
+    ) -> None:
+        layers: list[nn.Module] = [nn.Flatten()]
+        for width in hidden:
+            layers += [nn.Linear(num_features, width), nn.ReLU()]
+            num_features = width
+        super().__init__(*layers, nn.Linear(num_features, num_outputs))
+
+
+class CNN(nn.Sequential):
+    """Three convolutions that halve the image, each with GroupNorm, for any image.
+
+    GroupNorm, unlike BatchNorm, mixes no examples. For one channel and ten outputs
+    d = 26,090, whatever the size of the image.
+    """
+
+    def __init__(self, input_shape: Sequence[int], num_outputs: int) -> None:
+        if len(input_shape) != 3:
+            raise ValueError(
+                f"input_shape={tuple(input_shape)} must be (channels, height, width); "
+                "use model=logistic or model=mlp for other data"
+            )
+        layers: list[nn.Module] = []
+        channels = input_shape[0]
+        for width in (16, 32, 64):
+            layers += [
+                nn.Conv2d(channels, width, kernel_size=3, stride=2, padding=1),
+                nn.GroupNorm(width // 8, width),
+                nn.ReLU(),
+            ]
+            channels = width
+        layers += [nn.AdaptiveAvgPool2d(2), nn.Flatten()]
+        super().__init__(*layers, nn.Linear(4 * channels, num_outputs))
+
+
+def build(
+    make: Callable[..., nn.Module],
+    input_shape: Sequence[int],
+    num_classes: int,
+    seed: int,
+) -> nn.Module:
+    """Make a model that fits the data.
+
+    Parameters
+    ----------
+    make : callable
+        Gets those of ``input_shape``, ``num_features`` (of a flat input),
+        ``num_outputs`` (one for two classes) and ``num_classes`` that it names and that
+        are not set; anything else it needs must be set already, as in
+        ``functools.partial``.
+    input_shape : sequence of int
+        Of one input.
+    num_classes : int
+    seed : int
+        Of the initial weights.
+    """
+    facts = {
+        "input_shape": tuple(input_shape),
+        "num_features": prod(input_shape),
+        "num_outputs": 1 if num_classes == 2 else num_classes,
+        "num_classes": num_classes,
+    }
+    preset = getattr(make, "keywords", {})
+    named = inspect.signature(make).parameters.keys() - preset.keys()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make(**{name: facts[name] for name in facts.keys() & named})
+
+
+def classification_loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of each example, (k,).
+
+    Parameters
+    ----------
+    outputs : Tensor, shape (k, 1) or (k, num_classes)
+        The logit of class 1 of two, or one logit for each class.
+    labels : Tensor of whole numbers, shape (k,)
+    """
+    if outputs.shape[1] == 1:
+        return functional.binary_cross_entropy_with_logits(
+            outputs.squeeze(1), labels.to(outputs.dtype), reduction="none"
+        )
+    return functional.cross_entropy(outputs, labels.long(), reduction="none")
 
 
 def evaluate(model: nn.Module, examples: Examples) -> dict[str, float]:
     """Return the mean loss and the accuracy on examples that are not private."""
-    inputs, targets = examples
-    with torch.no_grad():
-        outputs = model(inputs)
-        right = (outputs.squeeze(1) > 0).float() == targets
-        loss = logistic_loss(outputs, targets)
-    return {"loss": float(loss.mean()), "accuracy": float(right.float().mean())}
+    losses, right = _measured(model, examples)
+    return {"loss": float(losses.mean()), "accuracy": float(right.float().mean())}
+
+
+def training_loss(
+    model: nn.Module, training: Examples, sizes: Sequence[int], weight_decay: float
+) -> float:
+    """Return the loss that the nodes minimise, which the simulation alone can see.
+
+    That is the average over nodes of their mean losses, plus (lambda/2) ||theta||^2.
+
+    Parameters
+    ----------
+    model : nn.Module
+    training : (inputs, labels)
+        The examples of all nodes in a row.
+    sizes : sequence of int
+        How many each node holds.
+    weight_decay : float
+        lambda.
+    """
+    losses, _ = _measured(model, training)
+    means = [part.mean() for part in torch.split(losses, list(sizes))]
+    trained = (p.detach() for p in model.parameters() if p.requires_grad)
+    square = sum(float(p.double().square().sum()) for p in trained)
+    return float(torch.stack(means).mean()) + weight_decay / 2 * square
+
+
+@torch.no_grad()
+def _measured(
+    model: nn.Module, examples: Examples
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each example's loss in float64, and whether it is classified rightly."""
+    inputs, labels = examples
+    size = max(1, _MAX_ELEMENTS // max(1, prod(inputs.shape[1:])))
+    was_training = model.training
+    model.eval()
+    try:
+        outputs = torch.cat([model(part) for part in torch.split(inputs, size)])
+    finally:
+        model.train(was_training)
+    if outputs.shape[1] == 1:
+        classes = (outputs.squeeze(1) > 0).long()
+    else:
+        classes = outputs.argmax(dim=1)
+    return classification_loss(outputs.double(), labels), classes == labels.long()
+
+
+logistic_loss = classification_loss

@@ -1,0 +1,40 @@
+"""Data for simulations: where they come from, and who holds what."""
+
+from simulations.data.bundled import BreastCancer, Digits, Synthetic
+from simulations.data.federation import (
+    Examples,
+    Federation,
+    Overlap,
+    federated,
+    flipped,
+    num_features,
+    partition,
+    test_set,
+)
+from simulations.data.files import FashionMNIST, Libsvm
+from simulations.data.phishing import Phishing
+from simulations.data.splits import ByLabel, Dirichlet, Iid, Split
+from simulations.data.table import Source, Table
+
+__all__ = [
+    "BreastCancer",
+    "ByLabel",
+    "Digits",
+    "Dirichlet",
+    "Examples",
+    "FashionMNIST",
+    "Federation",
+    "Iid",
+    "Libsvm",
+    "Overlap",
+    "Phishing",
+    "Source",
+    "Split",
+    "Synthetic",
+    "Table",
+    "federated",
+    "flipped",
+    "num_features",
+    "partition",
+    "test_set",
+]
