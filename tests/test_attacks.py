@@ -237,8 +237,7 @@ def test_the_grid_matters() -> None:
         inner = {most_harmful_tau(honest, b, 3, rule) for rule in (SMEA(), Filter())}
         assert all(TAUS[0] < tau < TAUS[-1] for tau in inner)
         assert most_harmful_tau(honest, b, 3, Average()) == TAUS[-1]
-    assert len(TAUS) == 21
-    assert np.allclose(np.diff(np.log10(TAUS)), 0.1)
+    np.testing.assert_allclose(np.log10(TAUS), np.arange(-8, 9) / 8, atol=1e-12)
 
 
 class Weighed(GramRule):
@@ -265,7 +264,7 @@ def test_a_gram_rule_never_sees_a_vector() -> None:
     b = honest.std(axis=0)
     expected = np.array(TAUS) * np.linalg.norm(b)
     np.testing.assert_allclose(harms(honest, b, 3, Weighed()), expected, rtol=1e-12)
-    assert harms(honest, b, 3, MixedWeighed(Krum())).shape == (21,)
+    assert harms(honest, b, 3, MixedWeighed(Krum())).shape == (17,)
 
 
 @pytest.mark.parametrize("rule", [SMEA(), Filter(), Krum(), Median()], ids=str)
