@@ -7,6 +7,7 @@ else that depends on the data leaves: no loss, no norm, no text of an exception.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sized
 from functools import lru_cache
 from logging import ERROR
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from flwr.app import (
     ArrayRecord,
+    ConfigRecord,
     Context,
     Message,
     MetricRecord,
@@ -28,7 +30,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from flwr_safedshb import npy
-from flwr_safedshb.memory import Layers, advanced, keep, recall
+from flwr_safedshb.memory import Vector, keep, recall
 from flwr_safedshb.node import RefusedError, admit
 from flwr_safedshb.privacy.gradients import (
     ClippedGradients,
@@ -115,7 +117,7 @@ class SafeDSHBClient(NumPyClient):
             secure_noise=self.randomness.private,
             node_keys=node_keys,
         )
-        self._gradients = _prepared(model, loss, plan.clip_norm, plan.clipping)
+        self._prepared = _prepare(model, loss, plan.clip_norm, plan.clipping)
 
     def fit(
         self, parameters: list[NDArray[np.generic]], config: Mapping[str, Scalar]
@@ -154,30 +156,36 @@ class SafeDSHBClient(NumPyClient):
             log(ERROR, "The step failed", exc_info=error)
             refusal = "the step failed; the log of this node says why"
         else:
-            return [*momentum], self.plan.num_examples, {}
+            return momentum, self.plan.num_examples, {}
         # Outside the handlers, so that no cause is attached.
         raise RefusedError(refusal)
 
     def _step(
         self, parameters: list[NDArray[np.generic]], config: Mapping[str, Scalar]
-    ) -> Layers:
+    ) -> list[NDArray[np.generic]]:
         step, beta, session, anchor = self._asked(config)
-        self._check_shapes(parameters)
+        prepared = self._prepared
+        if [array.shape for array in parameters] != prepared.shapes:
+            raise RefusedError(
+                f"the message has arrays of shapes {[a.shape for a in parameters]}, "
+                f"and the model of this client {prepared.shapes}; use the same model "
+                "on both sides"
+            )
         # First of all, so that a crash may waste budget and never hides a release.
         if self.ledger is not None:
             self.ledger.charge(self.plan, run=session)
-        self._load(parameters)
+        prepared.load(parameters)
         gradient = private_gradient(
-            self._gradients,
+            prepared.gradients,
             self.dataset,
             self.plan,
             self.randomness.for_step(self._number(), step),
             self.weight_decay,
         )
         memory = recall(session, self.context, self.ledger)
-        momentum = advanced(memory.before(step), self._spread(gradient), beta)
+        momentum = memory.before(step).advanced(prepared.flatten(gradient), beta)
         keep(session, memory.after(step, momentum, anchor), self.context, self.ledger)
-        return momentum
+        return prepared.split(momentum)
 
     def _asked(self, config: Mapping[str, Scalar]) -> tuple[int, float, str, bool]:
         step, beta = config.get("step"), config.get("momentum")
@@ -193,32 +201,6 @@ class SafeDSHBClient(NumPyClient):
     def _number(self) -> int:
         """Return the partition of a simulation: node ids differ between engines."""
         return int(self.context.node_config.get("partition-id", self.context.node_id))
-
-    def _check_shapes(self, parameters: list[NDArray[np.generic]]) -> None:
-        expected = [tuple(entry.shape) for entry in self._entries()]
-        found = [array.shape for array in parameters]
-        if found != expected:
-            raise RefusedError(
-                f"the message has arrays of shapes {found}, and the model of this "
-                f"client {expected}; use the same model on both sides"
-            )
-
-    def _entries(self) -> list[torch.Tensor]:
-        return list(self.model.state_dict(keep_vars=True).values())
-
-    def _load(self, parameters: list[NDArray[np.generic]]) -> None:
-        with torch.no_grad():
-            for entry, array in zip(self._entries(), parameters, strict=True):
-                entry.copy_(torch.from_numpy(np.array(array)))
-
-    def _spread(self, gradient: Layers) -> Layers:
-        """Put the layers of the trained parameters where the server has them."""
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        by_id = {id(p): g for p, g in zip(trained, gradient, strict=True)}
-        return [
-            by_id.get(id(entry), np.zeros(tuple(entry.shape), np.float32))
-            for entry in self._entries()
-        ]
 
 
 ClientFn = Callable[[Context], SafeDSHBClient]
@@ -249,9 +231,11 @@ def client_app(client_fn: ClientFn) -> ClientApp:
         client = made(context)
         model = [npy.decode(array) for array in arrays.values()]
         layers, num_examples, _ = client.fit(model, config)
-        named = zip(arrays, map(npy.encode, layers), strict=True)
+        momentum = ArrayRecord()
+        for name, layer in zip(arrays, layers, strict=True):
+            momentum[name] = npy.encode(layer)
         metrics = MetricRecord({"num-examples": num_examples})
-        content = RecordDict({"arrays": ArrayRecord(dict(named)), "metrics": metrics})
+        content = RecordDict({"arrays": momentum, "metrics": metrics})
         return Message(content, reply_to=message)
 
     @app.evaluate()
@@ -270,16 +254,56 @@ def client_app(client_fn: ClientFn) -> ClientApp:
 
 def _content(message: Message) -> tuple[ArrayRecord, Mapping[str, Scalar]]:
     """Return the model and the config of a message, whatever their keys."""
-    arrays = list(message.content.array_records.values())
-    configs = list(message.content.config_records.values())
+    records = message.content.values()
+    arrays = [record for record in records if isinstance(record, ArrayRecord)]
+    configs = [record for record in records if isinstance(record, ConfigRecord)]
     if len(arrays) != 1 or len(configs) != 1:
         raise RefusedError("a message must have one ArrayRecord and one ConfigRecord")
     return arrays[0], cast(Mapping[str, Scalar], configs[0])
 
 
+class _Prepared:
+    """A model with its hooks, and where its parameters are among the arrays sent."""
+
+    def __init__(self, gradients: ClippedGradients) -> None:
+        self.gradients = gradients
+        model = gradients.model
+        self._entries = list(model.state_dict(keep_vars=True).values())
+        self.shapes = [tuple(entry.shape) for entry in self._entries]
+        trained = [p for p in model.parameters() if p.requires_grad]
+        position = {id(parameter): i for i, parameter in enumerate(trained)}
+        self._positions = [position.get(id(entry)) for entry in self._entries]
+
+    def load(self, parameters: list[NDArray[np.generic]]) -> None:
+        """Give the model the weights that were sent."""
+        with torch.no_grad():
+            for entry, array in zip(self._entries, parameters, strict=True):
+                entry.copy_(torch.from_numpy(np.array(array)))
+
+    def flatten(self, gradient: list[Vector]) -> NDArray[np.float64]:
+        """Return the gradient, (d,), with zeros where nothing is trained."""
+        return np.concatenate(
+            [
+                np.zeros(math.prod(shape)) if i is None else gradient[i].reshape(-1)
+                for shape, i in zip(self.shapes, self._positions, strict=True)
+            ],
+            dtype=np.float64,
+        )
+
+    def split(self, vector: Vector) -> list[NDArray[np.generic]]:
+        """Return a vector, (d,), as the arrays of the model."""
+        layers: list[NDArray[np.generic]] = []
+        start = 0
+        for shape in self.shapes:
+            stop = start + math.prod(shape)
+            layers.append(vector[start:stop].reshape(shape))
+            start = stop
+        return layers
+
+
 @lru_cache(maxsize=4)
-def _prepared(
+def _prepare(
     model: nn.Module, loss: Loss, clip_norm: float, clipping: Clipping
-) -> ClippedGradients:
+) -> _Prepared:
     """Check and hook a model once: that costs more than a step."""
-    return ClippedGradients(model, loss, clip_norm, clipping)
+    return _Prepared(ClippedGradients(model, loss, clip_norm, clipping))

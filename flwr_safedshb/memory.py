@@ -8,25 +8,35 @@ are zero, so what is loaded for which step is no matter of privacy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context
+from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
 
-from flwr_safedshb import npy
 from flwr_safedshb.privacy.ledger import Ledger
 
-Layers = list[NDArray[np.float32]]
+Vector = NDArray[np.float32]
+
+
+def _empty() -> Vector:
+    return np.empty(0, np.float32)
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A momentum, and the step after which it is the momentum; none before step 0."""
+    """A momentum, (d,), after a step; empty before step 0, where it is zero."""
 
     step: int = -1
-    layers: Layers = field(default_factory=list)
+    vector: Vector = field(default_factory=_empty)
+
+    def advanced(self, gradient: NDArray[np.float64], beta: float) -> Vector:
+        """m_t = beta m_{t-1} + (1 - beta) g~_t (Alg. 1, line 4), with m_{-1} = 0."""
+        momentum = (1.0 - beta) * gradient
+        if len(self.vector):
+            momentum += beta * self.vector
+        return momentum.astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -43,54 +53,44 @@ class Memory:
                 return kept
         return Kept()
 
-    def after(self, step: int, layers: Layers, anchor: bool) -> Memory:
+    def after(self, step: int, momentum: Vector, anchor: bool) -> Memory:
         """Return the memory after `step`; with `anchor`, what it started from stays."""
         past = self.before(step)
         kept = past if anchor or self.anchor.step >= step else self.anchor
-        return Memory(Kept(step, layers), kept)
-
-    def to_arrays(self) -> list[NDArray[np.generic]]:
-        """Return everything as one list of arrays."""
-        steps = np.array([self.newest.step, self.anchor.step, len(self.newest.layers)])
-        return [steps, *self.newest.layers, *self.anchor.layers]
-
-    @classmethod
-    def from_arrays(cls, arrays: Sequence[NDArray[np.generic]]) -> Memory:
-        """Rebuild what `to_arrays` returned."""
-        newest, anchor, count = (int(value) for value in arrays[0].tolist())
-        layers = [np.asarray(array, np.float32) for array in arrays[1:]]
-        return cls(Kept(newest, layers[:count]), Kept(anchor, layers[count:]))
+        return Memory(Kept(step, momentum), kept)
 
 
-def advanced(past: Kept, gradient: Layers, beta: float) -> Layers:
-    """m_t = beta m_{t-1} + (1 - beta) g~_t (Alg. 1, line 4), with m_{-1} = 0."""
-    momentum = [(1.0 - beta) * layer.astype(np.float64) for layer in gradient]
-    for new, old in zip(momentum, past.layers, strict=bool(past.layers)):
-        new += beta * old
-    return [layer.astype(np.float32) for layer in momentum]
-
-
-_SESSION, _MEMORY = "safedshb.session", "safedshb.memory"
+_KEY = "safedshb"
 
 
 def recall(session: str, context: Context, ledger: Ledger | None) -> Memory:
     """Return what was kept of a run; a new run has an empty memory."""
     if ledger is not None:
         saved = ledger.load_state(session)
-        return Memory() if saved is None else Memory.from_arrays(saved.arrays)
-    named = context.state.config_records.get(_SESSION)
-    if named is None or named["id"] != session:
+        if saved is None:
+            return Memory()
+        newest, anchor, (anchor_step,) = saved.arrays
+        return Memory(
+            Kept(saved.step, cast(Vector, newest)),
+            Kept(int(anchor_step), cast(Vector, anchor)),
+        )
+    state = context.state.get(_KEY)
+    if state is None or state["session"] != session:
         return Memory()
-    arrays = context.state.array_records[_MEMORY].values()
-    return Memory.from_arrays([npy.decode(array) for array in arrays])
+    newest_step, anchor_step = cast(list[int], state["steps"])
+    vectors = np.frombuffer(cast(bytes, state["vectors"]), np.float32)
+    size = len(vectors) if anchor_step < 0 else len(vectors) // 2
+    return Memory(Kept(newest_step, vectors[:size]), Kept(anchor_step, vectors[size:]))
 
 
 def keep(session: str, memory: Memory, context: Context, ledger: Ledger | None) -> None:
     """Keep the memory of a run: with the ledger it outlives the node's process."""
-    arrays = memory.to_arrays()
+    newest, anchor = memory.newest, memory.anchor
     if ledger is not None:
-        ledger.save_state(session, memory.newest.step, arrays)
-    context.state[_SESSION] = ConfigRecord({"id": session})
-    context.state[_MEMORY] = ArrayRecord(
-        {str(i): npy.encode(array) for i, array in enumerate(arrays)}
+        arrays = [newest.vector, anchor.vector, np.array([anchor.step])]
+        ledger.save_state(session, newest.step, arrays)
+    vectors = newest.vector.tobytes() + anchor.vector.tobytes()
+    steps = [newest.step, anchor.step]
+    context.state[_KEY] = ConfigRecord(
+        {"session": session, "steps": steps, "vectors": vectors}
     )

@@ -10,7 +10,7 @@ from functools import lru_cache
 from logging import ERROR
 from pathlib import Path
 
-from flwr.app import UserConfig
+from flwr.app import UserConfig, UserConfigValue
 from flwr.supercore import log
 
 from flwr_safedshb.privacy.ledger import Ledger, LedgerError
@@ -50,7 +50,7 @@ def admit(
     ------
     RefusedError
     """
-    policy = NodePolicy.from_config(config, (*NODE_KEYS, *node_keys))
+    policy = _policy(tuple(config.items()), (*NODE_KEYS, *node_keys))
     try:
         policy.check(
             plan, max_epsilon=max_epsilon, delta=delta, secure_noise=secure_noise
@@ -65,6 +65,13 @@ def admit(
             "node's config, or use SeededRandomness for a simulation"
         )
     return None
+
+
+@lru_cache(maxsize=128)
+def _policy(
+    config: tuple[tuple[str, UserConfigValue], ...], other_keys: tuple[str, ...]
+) -> NodePolicy:
+    return NodePolicy.from_config(dict(config), other_keys)
 
 
 def _opened(

@@ -26,7 +26,11 @@ from torch import nn
 from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.client import client_app as private_client_app
 from flwr_safedshb.grids import AdversarialGrid
-from flwr_safedshb.privacy.noise import SecureRandomness, SeededRandomness
+from flwr_safedshb.privacy.noise import (
+    Randomness,
+    SecureRandomness,
+    SeededRandomness,
+)
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.strategy import SafeDSHB
 from simulations.data import Examples, num_features, partition, test_set
@@ -53,7 +57,7 @@ class Share:
     weight_decay: float
     max_epsilon: float | None
     delta: float
-    seed: int | None
+    randomness: Randomness
 
 
 @lru_cache(maxsize=256)
@@ -72,7 +76,9 @@ def share(overrides: str, index: int) -> Share:
         weight_decay=cfg.weight_decay,
         max_epsilon=cfg.engine.get("max_epsilon"),
         delta=cfg.privacy.delta,
-        seed=cfg.seed if cfg.engine.seeded_noise else None,
+        randomness=SeededRandomness(cfg.seed)
+        if cfg.engine.seeded_noise
+        else SecureRandomness(),
     )
 
 
@@ -140,7 +146,8 @@ def serve(overrides: str, grid: Grid) -> None:
 def make_client(overrides: str, context: Context) -> SafeDSHBClient:
     """Return the client of a node, which holds one part of the data."""
     # Sums depend on the number of threads, and engines on equal sums.
-    torch.set_num_threads(1)
+    if torch.get_num_threads() != 1:  # to set it costs the next operations dearly
+        torch.set_num_threads(1)
     mine = share(overrides, int(context.node_config["partition-id"]))
     return SafeDSHBClient(
         mine.model,
@@ -151,9 +158,7 @@ def make_client(overrides: str, context: Context) -> SafeDSHBClient:
         weight_decay=mine.weight_decay,
         max_epsilon=mine.max_epsilon,
         delta=mine.delta,
-        randomness=SecureRandomness()
-        if mine.seed is None
-        else SeededRandomness(mine.seed),
+        randomness=mine.randomness,
     )
 
 

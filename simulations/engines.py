@@ -7,10 +7,16 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from flwr.app import ConfigRecordValues
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
 from flwr_safedshb.checkpoint import Progress, load
 from flwr_safedshb.grids import InProcessGrid
 from simulations.app import OVERRIDES, composed, make_client_app, make_server_app
 from simulations.deployment import Deployment
+
+Settings = dict[str, ConfigRecordValues]
 
 
 def run(overrides: Sequence[str], checkpoint: str | Path | None = None) -> Progress:
@@ -50,23 +56,24 @@ def in_process(overrides: str) -> None:
 
 def ray(overrides: str) -> None:
     """Run on Flower's simulation engine."""
+    cfg = composed(overrides)
+    server, client = make_server_app(overrides), make_client_app(overrides)
+    simulate(server, client, cfg.num_nodes, cfg.engine.client_cpus)
+
+
+def simulate(
+    server: ServerApp, client: ClientApp, num_nodes: int, client_cpus: int
+) -> None:
+    """Run two apps on Flower's simulation engine, on this machine alone."""
     from flwr.simulation import run_simulation
 
-    cfg = composed(overrides)
+    resources: Settings = {"num_cpus": client_cpus, "num_gpus": 0.0}
+    local: Settings = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     run_simulation(
-        make_server_app(overrides),
-        make_client_app(overrides),
-        cfg.num_nodes,
-        backend_config={
-            "client_resources": {
-                "num_cpus": cfg.engine.client_cpus,
-                "num_gpus": 0.0,
-            },
-            "init_args": {
-                "include_dashboard": False,
-                "_node_ip_address": "127.0.0.1",
-            },
-        },
+        server,
+        client,
+        num_nodes,
+        backend_config={"client_resources": resources, "init_args": local},
     )
 
 

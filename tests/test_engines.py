@@ -8,7 +8,7 @@ from hydra.utils import instantiate
 from flwr_safedshb.aggregation import Rule
 from flwr_safedshb.checkpoint import Progress, load
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from simulations.app import CONF, OVERRIDES, composed, share, untrained
+from simulations.app import CONF, OVERRIDES, composed, share
 from simulations.deployment import Deployment
 from simulations.engines import run
 
@@ -73,21 +73,12 @@ def test_every_privacy_is_a_plan(name: str) -> None:
     assert plan.epsilon(1, cfg.privacy.delta) < 1
 
 
-@pytest.mark.parametrize("name", options("data"))
-def test_every_dataset_is_shared_among_the_nodes(name: str) -> None:
-    overrides = f"data={name} num_nodes=3"
-    shares = [share(overrides, i) for i in range(3)]
-    sizes = {len(mine.examples[1]) for mine in shares}
-    assert len(sizes) == 1
-    assert shares[0].plan.num_examples == sizes.pop() > 100
-    labels = {label for mine in shares for label in mine.examples[1].tolist()}
-    assert labels == {0.0, 1.0}
-
-
-def test_phishing_is_the_papers() -> None:
-    mine = share("data=phishing num_nodes=4 num_malicious_nodes=0", 3)
-    assert len(mine.examples[1]) == 2763
-    assert sum(p.numel() for p in untrained("data=phishing").parameters()) == 69
+def test_nodes_share_the_examples_and_one_model() -> None:
+    shares = [share("num_nodes=3", i) for i in range(3)]
+    assert {mine.plan.num_examples for mine in shares} == {4000 * 8 // 10 // 3}
+    assert all(len(mine.examples[1]) == mine.plan.num_examples for mine in shares)
+    assert len({id(mine.model) for mine in shares}) == 1
+    assert sum(p.numel() for p in shares[0].model.parameters()) == 69
 
 
 @pytest.mark.parametrize("group", ["attack", "model", "engine", "experiment"])
