@@ -189,14 +189,6 @@ def transcribed(attack: SearchedAttack, honest: Floats, f: int, rule: Rule) -> F
     return np.array(distances)
 
 
-def largest_f(rule: Rule, h: int) -> int:
-    """Of the f that can be compared to round-off beside h honest vectors.
-
-    Filter's way depends on which of several equal vectors round-off puts farthest out.
-    """
-    return 1 if isinstance(rule, Filter | CAF) else h - 1
-
-
 @every_rule
 @searched
 @settings(max_examples=15, deadline=None, derandomize=True)
@@ -206,7 +198,8 @@ def test_search_finds_the_worst_of_the_grid(
 ) -> None:
     rng = np.random.default_rng(seed)
     h = int(rng.integers(3, 7))
-    f = int(rng.integers(1, largest_f(rule, h) + 1))
+    # Of an even number of mixed vectors, two halves can tie for the median.
+    f = h - 1 if isinstance(rule, NNM) else int(rng.integers(1, h))
     d = int(rng.integers(3, 12))
     honest = vectors(h, d, seed)
     distances = transcribed(attack, honest, f, rule)
@@ -222,7 +215,7 @@ def test_search_finds_the_worst_of_the_grid(
 @searched
 def test_weights_and_aggregates_agree(rule: Rule, attack: SearchedAttack) -> None:
     honest = vectors(d=69)
-    b, f = attack.direction(honest), largest_f(rule, 4)
+    b, f = attack.direction(honest), 3
     by_weights, by_vectors = harms(honest, b, f, rule), harms(honest, b, f, plain(rule))
     np.testing.assert_allclose(by_weights, by_vectors, rtol=1e-9, atol=1e-12)
     tau = most_harmful_tau(honest, b, f, rule)

@@ -107,3 +107,16 @@ def test_caf_is_the_filter_without_a_bound() -> None:
 def test_bad_settings_are_refused(arguments: tuple[float, float | None]) -> None:
     with pytest.raises(ValueError, match="must be finite and at least 0"):
         Filter(*arguments)
+
+
+def test_equal_vectors_keep_equal_weights() -> None:
+    """Or round-off decides: one copy is dropped, a remnant of the other stays."""
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        honest = rng.normal(size=(6, 7))
+        x = np.vstack([honest, np.tile(honest.mean(0) + 2 * honest.std(0), (4, 1))])
+        raw = Filter().weigh(x @ x.T, 4).weights
+        centred = x - honest.mean(axis=0)
+        np.testing.assert_allclose(raw[6:], raw[6], atol=1e-12)
+        again = Filter().weigh(centred @ centred.T, 4).weights
+        np.testing.assert_allclose(raw, again, atol=1e-8)

@@ -19,6 +19,8 @@ from flwr_safedshb.aggregation.spectral import single_threaded
 from flwr_safedshb.gram import FloatArray
 from flwr_safedshb.theory import filter_eta, kappa_filter
 
+# Projections whose squares differ by less than this factor are equal.
+RESOLUTION = 1e-9
 # Up to so many vectors a full decomposition is faster than an iteration.
 DENSE = 128
 
@@ -78,7 +80,10 @@ class Filter(GramRule):
             if value <= stop:
                 return self._weighing(c, value, self.kappa(n, f))
             squares = np.where(c > 0.0, projections**2, 0.0)
-            shrunk = c * (1.0 - squares / squares.max())
+            # Equal vectors must go together: a remnant of one, left by round-off, would
+            # stick out most in the next turn and shrink the others once more.
+            shares = squares / squares.max()
+            shrunk = np.where(shares < 1.0 - RESOLUTION, c * (1.0 - shares), 0.0)
             if shrunk.sum() <= min_mass:
                 # Taken literally (min_mass 0), equal squares leave nothing: keep the
                 # last mean.
