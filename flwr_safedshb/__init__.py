@@ -20,6 +20,18 @@ if TYPE_CHECKING:
     from flwr_safedshb.aggregation import MultiKrum as MultiKrum
     from flwr_safedshb.aggregation import TrimmedMean as TrimmedMean
     from flwr_safedshb.aggregation import Weighing as Weighing
+    from flwr_safedshb.attacks import ALIE as ALIE
+    from flwr_safedshb.attacks import FOE as FOE
+    from flwr_safedshb.attacks import FarCluster as FarCluster
+    from flwr_safedshb.attacks import Gaussian as Gaussian
+    from flwr_safedshb.attacks import HugeNorm as HugeNorm
+    from flwr_safedshb.attacks import LabelFlip as LabelFlip
+    from flwr_safedshb.attacks import Mimic as Mimic
+    from flwr_safedshb.attacks import MinMax as MinMax
+    from flwr_safedshb.attacks import MinSum as MinSum
+    from flwr_safedshb.attacks import NonFinite as NonFinite
+    from flwr_safedshb.attacks import SignFlip as SignFlip
+    from flwr_safedshb.attacks import Zero as Zero
     from flwr_safedshb.client import SafeDSHBClient as SafeDSHBClient
     from flwr_safedshb.client import client_app as client_app
     from flwr_safedshb.grids import AdversarialGrid as AdversarialGrid
@@ -51,6 +63,20 @@ _HOMES = {
         "MultiKrum",
         "TrimmedMean",
         "Weighing",
+    ),
+    "flwr_safedshb.attacks": (
+        "ALIE",
+        "FOE",
+        "FarCluster",
+        "Gaussian",
+        "HugeNorm",
+        "LabelFlip",
+        "Mimic",
+        "MinMax",
+        "MinSum",
+        "NonFinite",
+        "SignFlip",
+        "Zero",
     ),
     "flwr_safedshb.client": (
         "SafeDSHBClient",
