@@ -29,8 +29,8 @@ from simulations.benchmarks.targets import (
     hostile_checks,
     ratio,
     sample_checks,
+    short,
     speedup,
-    times,
 )
 from tests.oracles import Floats, brute_force_smea
 
@@ -175,17 +175,24 @@ def test_ratios_are_medians_over_inputs() -> None:
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [(0.316, "0.32x"), (1520.4, "1,520x"), (1.234e12, "1.2e12x"), (12.0, "12x")],
+    [
+        (0.316, "0.32"),
+        (7, "7"),
+        (12.3, "12"),
+        (1520.4, "1,520"),
+        (1e5, "1e5"),
+        (1.234e12, "1.2e12"),
+    ],
 )
-def test_ratios_are_written_short(value: float, words: str) -> None:
-    assert times(value) == words
+def test_numbers_are_written_short(value: float, words: str) -> None:
+    assert short(value) == words
 
 
 def test_bounds_hold_on_the_right_side() -> None:
     assert at_least("", 300.0, 300.0).holds
     assert not at_least("", 299.0, 300.0).holds
-    assert at_most("", 3.0, 3.0).holds
-    assert not at_most("", 3.1, 3.0).holds
+    assert at_most("", 3.0, 3.0, "Gram").holds
+    assert not at_most("", 3.1, 3.0, "Gram").holds
 
 
 def holds(samples: list[Sample]) -> dict[str, bool]:

@@ -29,7 +29,12 @@ from simulations.benchmarks.cells import (
 )
 from simulations.benchmarks.families import ALIE_DEVIATIONS, FAMILIES
 from simulations.benchmarks.measure import record
-from simulations.benchmarks.processes import ask, first_calls, interpreted
+from simulations.benchmarks.processes import (
+    CompilerTimes,
+    ask,
+    compiler_times,
+    first_calls,
+)
 from simulations.benchmarks.rivals import Rival, rivals
 from simulations.benchmarks.targets import (
     Check,
@@ -111,7 +116,7 @@ class Results:
 
     first_calls: tuple[float, float] | None
     samples: list[Sample]
-    interpreted: dict[Cell, float]
+    compiler: dict[Cell, CompilerTimes]
     checks: list[Check]
 
 
@@ -134,7 +139,7 @@ def run(settings: Settings, progress: Progress) -> Results:
     return Results(
         first_calls=first_calls() if settings.compiler else None,
         samples=samples,
-        interpreted=interpreted(small) if small else {},
+        compiler=compiler_times(small) if small else {},
         checks=sample_checks(samples) + _special_checks(settings, progress),
     )
 
@@ -183,14 +188,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         Progress(*columns, console=console, transient=True) as progress,
     ):
         results = run(settings, progress)
-    report.show(console, results.samples, results.interpreted, results.first_calls)
+    report.show(console, results.samples, results.compiler, results.first_calls)
     report.show_checks(console, results.checks)
     figures = asdict(results)
-    figures["interpreted"] = [
-        {"cell": cell, "seconds": value} for cell, value in results.interpreted.items()
+    # JSON has no tuples for keys.
+    figures["compiler"] = [
+        {"cell": cell, "seconds": value} for cell, value in results.compiler.items()
     ]
     record(options.out / "aggregation.json", asdict(settings), figures)
-    report.plot(options.out / "aggregation.png", results.samples, results.interpreted)
+    report.plot(options.out / "aggregation.png", results.samples, results.compiler)
     console.print(f"Written: {options.out}/aggregation.json and .png")
 
 

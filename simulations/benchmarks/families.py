@@ -61,7 +61,7 @@ def simplices(corners: int, copies: int) -> Vectors:
 HOSTILE: dict[str, tuple[Vectors, int]] = {
     "circle (40, 15)": (circle(40), 15),
     "circle (60, 12)": (circle(60), 12),
-    "20 corners twice (40, 15)": (simplices(20, 2), 15),
-    "10 corners 4 times (40, 15)": (simplices(10, 4), 15),
-    "20 corners 3 times (60, 12)": (simplices(20, 3), 12),
+    "20 corners x 2 (40, 15)": (simplices(20, 2), 15),
+    "10 corners x 4 (40, 15)": (simplices(10, 4), 15),
+    "20 corners x 3 (60, 12)": (simplices(20, 3), 12),
 }

@@ -11,19 +11,20 @@ import matplotlib
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from simulations.benchmarks.cells import Cell, Sample
 from simulations.benchmarks.families import ALIE_DEVIATIONS, FAMILIES
+from simulations.benchmarks.processes import CompilerTimes
 from simulations.benchmarks.targets import (
     Check,
     extrapolated,
     finds,
     grouped,
     ratio,
+    short,
     speedup,
-    times,
 )
 
 RIVALS = ("brute force", "ByzFL", "ByzPy")
@@ -39,20 +40,18 @@ def size(cell: Cell) -> str:
 def show(
     console: Console,
     samples: Sequence[Sample],
-    interpreted: Mapping[Cell, float],
+    compiler: Mapping[Cell, CompilerTimes],
     first_calls: tuple[float, float] | None,
 ) -> None:
     """Print the table of times and ratios, and what it means."""
-    table = _table("One call of SMEA, and how much longer others take")
-    heads = ("n", "f", "d", "subsets", "ms", "max ms", "/ Gram", "/ BLAS", "numpy")
-    for head in (*heads, *RIVALS):
+    table = _table("One call of SMEA, and how many times longer others take")
+    heads = ("n, f", "subsets", "ms", "max", "/ Gram", "/ BLAS", "numpy", *RIVALS)
+    for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
-    last = None
-    for cell, group in grouped((s.cell, s) for s in samples):
-        if last not in (None, cell[2]):
-            table.add_section()
-        last = cell[2]
-        table.add_row(*_row(cell, group, interpreted.get(cell)))
+    for d, group in grouped((s.d, s) for s in samples):
+        table.add_row(f"[bold]d = {short(d)}")
+        for cell, inputs in grouped((s.cell, s) for s in group):
+            table.add_row(*_row(cell, inputs, compiler.get(cell)))
     console.print(table)
     console.print(_caption(samples, first_calls), highlight=False)
 
@@ -60,40 +59,34 @@ def show(
 def _table(title: str) -> Table:
     """Return a table that leaves the width of a terminal to its figures."""
     return Table(
-        title=title, box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False
+        title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
     )
 
 
-def _row(cell: Cell, group: Sequence[Sample], without: float | None) -> list[str]:
-    n, f, d = cell
+def _row(
+    cell: Cell, group: Sequence[Sample], compiler: CompilerTimes | None
+) -> list[str]:
+    n, f, _ = cell
     seconds = [s.seconds["SMEA"] for s in group]
-    row = [str(n), str(f), f"{d:,}", _count(math.comb(n, f))]
-    row += [_milliseconds(value) for value in (median(seconds), max(seconds))]
-    row += [times(ratio(group, "SMEA", floor)) for floor in ("gram", "BLAS")]
-    row.append("" if without is None else times(without / _same_input(group)))
-    return row + [_speedup(group, rival) for rival in RIVALS]
+    return [
+        f"{n}, {f}",
+        short(math.comb(n, f)),
+        *(_milliseconds(value) for value in (median(seconds), max(seconds))),
+        *(short(ratio(group, "SMEA", floor)) for floor in ("gram", "BLAS")),
+        "" if compiler is None else short(compiler["without"] / compiler["with"]),
+        *(_speedup(group, rival) for rival in RIVALS),
+    ]
 
 
 def _milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:.2f}" if seconds < 0.1 else f"{1e3 * seconds:,.0f}"
-
-
-def _count(subsets: int) -> str:
-    return f"{subsets:,}" if subsets < 1e6 else f"{subsets:.1e}"
-
-
-def _same_input(group: Sequence[Sample]) -> float:
-    """Return SMEA's seconds on the input that was also tried without a compiler."""
-    return next(
-        s.seconds["SMEA"] for s in group if (s.family, s.seed) == ("isotropic", 0)
-    )
+    return f"{1e3 * seconds:.2f}" if seconds < 0.01 else f"{1e3 * seconds:,.0f}"
 
 
 def _speedup(group: Sequence[Sample], rival: str) -> str:
     value = speedup(group, rival)
     if value is None:
         return "absent"
-    return ("~" if extrapolated(group, rival) else "") + times(value)
+    return ("~" if extrapolated(group, rival) else "") + short(value)
 
 
 def _caption(samples: Sequence[Sample], first_calls: tuple[float, float] | None) -> str:
@@ -102,10 +95,10 @@ def _caption(samples: Sequence[Sample], first_calls: tuple[float, float] | None)
     )
     families, deviations = ", ".join(FAMILIES), ", ".join(map(str, ALIE_DEVIATIONS))
     lines = [
-        f"ms: median and maximum over inputs ({families}; several seeds, ALIE with "
-        f"{deviations} deviations). Float32 vectors, one thread.",
+        f"ms, max: milliseconds, median and maximum over inputs ({families}; several "
+        f"seeds, ALIE with {deviations} deviations). Float32 vectors, one thread.",
         "/ Gram, / BLAS: SMEA over its own Gram matrix, and over the bare float64 "
-        "product of an array converted beforehand.",
+        "product of an array converted beforehand. eig: eigvalsh of one n x n matrix.",
         "numpy: how much longer SMEA takes without a compiler (isotropic vectors).",
         "brute force, ByzFL, ByzPy: how much longer they take. ~ extrapolated: their "
         "own code on 16 to 400 random subsets, times the number of subsets. ByzFL gets "
@@ -126,8 +119,10 @@ def _caption(samples: Sequence[Sample], first_calls: tuple[float, float] | None)
 def show_checks(console: Console, checks: Sequence[Check]) -> None:
     """Print every target with its bound."""
     table = _table("Targets")
-    for head in ("target", "measured", "bound", "", "note"):
-        table.add_column(head, justify="right" if head == "measured" else "left")
+    for head in ("target", "measured", "bound", ""):
+        justify: JustifyMethod = "right" if head == "measured" else "left"
+        table.add_column(head, justify=justify, no_wrap=True)
+    table.add_column("note")
     for check in checks:
         verdict = "[green]holds" if check.holds else "[bold red]does not hold"
         table.add_row(check.what, check.measured, check.bound, verdict, check.note)
@@ -135,7 +130,7 @@ def show_checks(console: Console, checks: Sequence[Check]) -> None:
 
 
 def plot(
-    path: Path, samples: Sequence[Sample], interpreted: Mapping[Cell, float]
+    path: Path, samples: Sequence[Sample], compiler: Mapping[Cell, CompilerTimes]
 ) -> None:
     """Draw time against size, one panel for each dimension with several sizes."""
     matplotlib.use("Agg")
@@ -153,7 +148,7 @@ def plot(
         layout="constrained",
     )
     for axis, (d, cells) in zip(axes[0], panels, strict=True):
-        _panel(axis, cells, interpreted)
+        _panel(axis, cells, compiler)
         axis.set_title(f"d = {d:,}")
         axis.set_xlabel("(n, f)")
     axes[0][0].set_ylabel("seconds for one call")
@@ -171,7 +166,7 @@ def plot(
 def _panel(
     axis: Axes,
     cells: Sequence[tuple[Cell, list[Sample]]],
-    interpreted: Mapping[Cell, float],
+    compiler: Mapping[Cell, CompilerTimes],
 ) -> None:
     for words, seconds in MARKS.items():
         axis.axhline(seconds, color="0.85", linewidth=0.8, zorder=0)
@@ -191,9 +186,9 @@ def _panel(
         label="SMEA; shaded: all inputs",
     )
     without = [
-        (i, interpreted[cell])
+        (i, compiler[cell]["without"])
         for i, (cell, _) in enumerate(cells)
-        if cell in interpreted
+        if cell in compiler
     ]
     if without:
         axis.plot(

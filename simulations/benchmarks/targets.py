@@ -31,20 +31,20 @@ class Check:
 
 def at_least(what: str, value: float, bound: float, note: str = "") -> Check:
     """Check a ratio that should be large."""
-    return Check(what, times(value), f">= {bound:,g}x", value >= bound, note)
+    return Check(what, f"{short(value)}x", f">= {bound:,g}x", value >= bound, note)
 
 
-def at_most(what: str, value: float, bound: float, note: str = "") -> Check:
-    """Check a ratio that should be small."""
-    return Check(what, times(value), f"<= {bound:,g}x", value <= bound, note)
+def at_most(what: str, value: float, bound: float, unit: str, note: str = "") -> Check:
+    """Check a figure that should be small; the unit is what it is a multiple of."""
+    return Check(what, short(value), f"<= {bound:,g} {unit}", value <= bound, note)
 
 
-def times(value: float) -> str:
-    """Write a ratio with the digits that matter, in seven characters."""
+def short(value: float) -> str:
+    """Write a number with the digits that matter, in six characters."""
     if value >= 99_999.5:
         digits, _, power = f"{value:.1e}".partition("e")
-        return f"{digits}e{int(power)}x"
-    return f"{value:.2f}x" if value < 10 else f"{value:,.0f}x"
+        return f"{digits.removesuffix('.0')}e{int(power)}"
+    return f"{value:.2f}" if value < 10 and value % 1 else f"{value:,.0f}"
 
 
 def ratio(samples: Iterable[Sample], above: str, below: str) -> float:
@@ -83,8 +83,8 @@ def _faster(samples: Sequence[Sample], rival: str, d: int, bound: float) -> list
     value = speedup(cell, rival)
     if value is None:
         return []
-    note = "its call extrapolated" if extrapolated(cell, rival) else "its call in full"
-    return [at_least(f"(20, 6), d = {d:,}: faster than {rival}", value, bound, note)]
+    note = "extrapolated" if extrapolated(cell, rival) else "whole calls"
+    return [at_least(f"(20, 6), d = {short(d)}: {rival} / SMEA", value, bound, note)]
 
 
 def _floor(samples: Sequence[Sample]) -> list[Check]:
@@ -95,10 +95,11 @@ def _floor(samples: Sequence[Sample]) -> list[Check]:
     where, worst = max(groups, key=lambda group: ratio(group[1], "SMEA", "gram"))
     return [
         at_most(
-            f"n <= 30, d = {WIDE:,}: / its Gram matrix",
+            f"n <= 30, d = {short(WIDE)}",
             ratio(worst, "SMEA", "gram"),
             3.0,
-            f"worst, {where}; / BLAS {times(ratio(worst, 'SMEA', 'BLAS'))}",
+            "Gram",
+            f"worst: {where}, {short(ratio(worst, 'SMEA', 'BLAS'))} BLAS",
         )
     ]
 
@@ -110,10 +111,11 @@ def _exact(samples: Sequence[Sample]) -> list[Check]:
         ratios = [s.seconds["SMEA"] / s.seconds["eigvalsh"] for s in group]
         exact = sum(s.gap == 0.0 for s in group)
         check = at_most(
-            f"(50, 10), d = {d:,}, {name}: / eigvalsh",
+            f"(50, 10), d = {short(d)}, {name}",
             median(ratios),
             5000.0,
-            f"max {times(max(ratios))}, exact {exact} of {len(group)}",
+            "eig",
+            f"max {short(max(ratios))}, exact {exact} of {len(group)}",
         )
         if exact < len(group):
             gap = max(s.gap for s in group)
@@ -132,10 +134,10 @@ def _certified(samples: Sequence[Sample]) -> list[Check]:
     return [
         Check(
             f"(100, 10), time_limit={TIME_LIMIT:g}",
-            f"gap <= {gap:.1%}",
+            f"gap {gap:.1%}",
             "certified",
             math.isfinite(kappa),
-            f"exact {exact} of {len(samples)}, kappa <= {kappa:.3f}, {seconds:.1f} s",
+            f"exact {exact} of {len(samples)}, kappa {kappa:.3f}, {seconds:.1f} s",
         )
     ]
 
@@ -172,20 +174,20 @@ def grouped(pairs: Iterable[tuple[K, Sample]]) -> list[tuple[K, list[Sample]]]:
 def filter_check(seconds: Mapping[str, float], n: int, d: int) -> Check:
     """Check Filter against its Gram matrix."""
     value = seconds["Filter"] / seconds["gram"]
-    return at_most(f"Filter, n = {n:,}, d = {d:,}: / its Gram matrix", value, 3.0)
+    return at_most(f"Filter, n = {n:,}, d = {short(d)}", value, 3.0, "Gram")
 
 
 def memory_check(models: float, n: int, d: int) -> Check:
     """Check the memory beyond the replies, in models."""
-    what = f"n = {n}, d = {d:.0e}: memory above the replies"
-    return Check(what, f"{models:.2f}", "<= 1.5", models <= 1.5, "in models")
+    what = f"extra memory, n = {n}, d = {short(d)}"
+    return at_most(what, models, 1.5, "models")
 
 
 def hostile_checks(ends: Mapping[str, Mapping[str, float]]) -> list[Check]:
     """Check that the default budget ends searches that would go on for ever."""
     return [
         Check(
-            f"hostile, {name}",
+            f"hostile: {name}",
             f"{end['seconds']:.2f} s",
             "certified",
             math.isfinite(end["kappa"]),
