@@ -186,6 +186,18 @@ def test_a_cache_that_cannot_be_written_is_done_without(cache: Path) -> None:
     assert len(asked) == 2
 
 
+def test_a_full_disk_leaves_nothing_half_written(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with served(FILE.read_bytes()) as (url, _):
+        assert len(Phishing(None, 0.0, url).load()) == 11055
+    assert list(cache.iterdir()) == []
+
+
 def test_another_file_is_not_taken_for_phishing(tmp_path: Path) -> None:
     other = tmp_path / "phishing"
     with pytest.raises(FileNotFoundError, match=r"no file .*SAFEDSHB_DATA.*download"):
