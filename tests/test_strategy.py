@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation import SMEA, Average, Krum, Median, Rule
 from flwr_safedshb.delivery import CarefulGrid, WrappedGrid
+from flwr_safedshb.gram import Clients
 from flwr_safedshb.grids import InProcessGrid
 from flwr_safedshb.participation import malicious_bound
 from flwr_safedshb.strategy import SafeDSHB
@@ -120,6 +121,15 @@ def raises(layers: Layers) -> RecordDict:
     raise RuntimeError("broken")
 
 
+class Careless(Rule):
+    """A rule that would take any number of vectors."""
+
+    def aggregate(
+        self, clients: Clients, f: int
+    ) -> tuple[list[NDArray[np.floating]], None]:
+        return [np.asarray(sum(parts)) for parts in zip(*clients, strict=True)], None
+
+
 def test_content_lowers_f_and_failure_does_not() -> None:
     # 7 nodes, f = 3: two proven and one failed leave n' = 4 and f' = 1.
     bad = {0: not_finite, 3: not_finite, 5: raises}
@@ -135,10 +145,11 @@ def test_content_lowers_f_and_failure_does_not() -> None:
 
 
 @pytest.mark.parametrize(("failed", "skipped"), [(2, 0), (3, 1), (7, 1)])
-def test_too_few_replies_skip_the_round(failed: int, skipped: int) -> None:
+@pytest.mark.parametrize("rule", [SMEA(), Careless()])
+def test_too_few_replies_skip_the_round(rule: Rule, failed: int, skipped: int) -> None:
     # 7 nodes, f = 2: n' must stay above 4.
     bad = dict.fromkeys(range(failed), raises)
-    result = SafeDSHB(SMEA(), 2).start(federation(7, spoiled(bad)), model(), 2)
+    result = SafeDSHB(rule, 2).start(federation(7, spoiled(bad)), model(), 2)
     assert result.train_metrics_clientapp[2]["skipped"] == skipped
     assert result.train_metrics_clientapp[2]["num-malicious-nodes"] == 2
     assert (flat(result.arrays) == 0).all() == bool(skipped)
@@ -170,7 +181,10 @@ def test_a_rule_that_refuses_or_a_step_out_of_range_skips_the_round() -> None:
 def test_the_order_and_the_names_of_nodes_change_no_bit() -> None:
     def renamed(partition: int, step: int, layers: Layers) -> RecordDict:
         names = ("weight", "bias") if partition % 2 else ("0", "1")
-        named = dict(zip(names, map(Array, layers), strict=True))
+        # The sum of these depends on its order: huge ones hide small ones, and cancel.
+        scale = {0: 1e30, 1: -1e30}.get(partition, 1.0)
+        scaled = [np.full_like(layer, scale) for layer in layers]
+        named = dict(zip(names, map(Array, scaled), strict=True))
         return with_arrays(ArrayRecord(dict(reversed(named.items()))))
 
     models = []
@@ -187,7 +201,7 @@ def test_the_order_and_the_names_of_nodes_change_no_bit() -> None:
                 return list(self.grid.push_messages(self.tamper(list(messages))))
 
         grid = Shuffled(federation(7, renamed), shuffle)
-        models.append(SafeDSHB(SMEA(), 2).start(grid, model(), 5).arrays)
+        models.append(SafeDSHB(Average(), 2).start(grid, model(), 5).arrays)
     for other in models[1:]:
         assert [a.data for a in other.values()] == [a.data for a in models[0].values()]
 
