@@ -5,57 +5,19 @@ So every Flower strategy can be attacked unchanged, and no strategy holds attack
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
 
+from flwr_safedshb.attacks.base import Aggregate, Floats
 from flwr_safedshb.delivery import WrappedGrid
 from flwr_safedshb.records import flattened, replaced
 
-Floats = NDArray[np.floating]
-
-
-class Attack(Protocol):
-    """What adversaries send, who see what the honest nodes sent in the same step.
-
-    Parameters
-    ----------
-    honest : (h, d) array of float64
-        The vectors of the honest nodes, by node id.
-    f : int
-        How many vectors to make.
-    rng : Generator
-    aggregate : callable (vectors of shape (n, d), f) -> (d,) array
-        The rule that the adversaries believe the server to use.
-
-    Returns
-    -------
-    (f, d) array
-        Any values; they are sent in the dtype of the honest vectors.
-    """
-
-    def __call__(
-        self,
-        honest: NDArray[np.float64],
-        f: int,
-        rng: np.random.Generator,
-        aggregate: Aggregate,
-    ) -> Floats:
-        """Return f vectors."""
-        ...
-
-
-class Aggregate(Protocol):
-    """An aggregation rule as a function of vectors, (n, d), and f."""
-
-    def __call__(self, vectors: Floats, f: int) -> Floats:
-        """Return a vector, (d,)."""
-        ...
+# From honest vectors of shape (h, d), by node id, to f vectors; an `Attack` is one.
+AttackFunction = Callable[[Floats, int, np.random.Generator, Aggregate], Floats]
 
 
 def mean(vectors: Floats, f: int) -> Floats:
@@ -69,12 +31,14 @@ class AdversarialGrid(WrappedGrid):
     The nodes with the f largest ids never get their training messages. In their place
     the adversaries, having seen every honest reply to the same batch of messages, send
     what `attack` says, in replies that otherwise look like those of an honest node.
-    Messages that are not for training pass.
+    Messages that are not for training pass, and so does everything under an attack on
+    data: its nodes run the honest protocol.
 
     Parameters
     ----------
     grid : Grid
-    attack : Attack
+    attack : Attack, or callable (honest, f, rng, aggregate) -> (f, d) array
+        Any values; they are sent in the dtype of the honest vectors.
     num_malicious_nodes : int
         f.
     aggregate : callable, optional
@@ -87,7 +51,7 @@ class AdversarialGrid(WrappedGrid):
     def __init__(
         self,
         grid: Grid,
-        attack: Attack,
+        attack: AttackFunction,
         num_malicious_nodes: int,
         aggregate: Aggregate = mean,
         seed: int = 0,
@@ -98,6 +62,7 @@ class AdversarialGrid(WrappedGrid):
             )
         super().__init__(grid)
         self._attack = attack
+        self._intercepts = getattr(attack, "replaces_vectors", True)
         self._num_malicious = num_malicious_nodes
         self._aggregate = aggregate
         self._rng = np.random.default_rng(seed)
@@ -144,7 +109,7 @@ class AdversarialGrid(WrappedGrid):
         return set().union(*(step.waiting for step in self._steps))
 
     def _intercept(self, messages: Iterable[Message]) -> tuple[_Step, list[Message]]:
-        malicious = set(self.malicious_node_ids)
+        malicious = set(self.malicious_node_ids if self._intercepts else ())
         step, passed = _Step(), []
         for message in messages:
             training = message.metadata.message_type.split(".")[0] == "train"

@@ -19,10 +19,10 @@ from flwr.serverapp import Grid
 from flwr.supercore import log
 from flwr.supercore.run import Run
 
-from flwr_safedshb.adversary import AdversarialGrid, Aggregate, Attack
+from flwr_safedshb.adversary import AdversarialGrid
 from flwr_safedshb.records import copied, delivered, identify
 
-__all__ = ["AdversarialGrid", "Aggregate", "Attack", "InProcessGrid"]
+__all__ = ["AdversarialGrid", "InProcessGrid"]
 
 NodeConfig = Callable[[int], UserConfig]
 

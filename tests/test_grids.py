@@ -20,7 +20,10 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, FedMedian, Krum
 from numpy.typing import NDArray
 
-from flwr_safedshb.grids import AdversarialGrid, Aggregate, InProcessGrid
+from flwr_safedshb.aggregation import SMEA
+from flwr_safedshb.attacks import ALIE, LabelFlip
+from flwr_safedshb.attacks.base import Aggregate, Floats
+from flwr_safedshb.grids import AdversarialGrid, InProcessGrid
 
 Train = Callable[[Message, Context], Message]
 
@@ -184,7 +187,7 @@ def test_refuses_no_nodes() -> None:
 
 
 def negated_mean(
-    honest: NDArray[np.float64],
+    honest: Floats,
     f: int,
     rng: np.random.Generator,
     aggregate: Aggregate,
@@ -239,7 +242,7 @@ def test_other_messages_pass_and_silence_makes_adversaries_silent() -> None:
 
 def test_vectors_that_overflow_or_are_no_numbers_are_sent_as_they_are() -> None:
     def wild(
-        honest: NDArray[np.float64],
+        honest: Floats,
         f: int,
         rng: np.random.Generator,
         aggregate: Aggregate,
@@ -280,3 +283,20 @@ def test_an_error_reply_of_the_app_is_delivered() -> None:
     grid = InProcessGrid(app, 1)
     (answer,) = grid.send_and_receive(instruct(grid))
     assert answer.error.reason == "no"
+
+
+def test_attacks_on_data_let_every_message_pass() -> None:
+    inner = InProcessGrid(make_app(partition_model), 3)
+    grid = AdversarialGrid(inner, LabelFlip(), 1)
+    replies = grid.send_and_receive(instruct(grid))
+    assert [layers_of(r)[0][0] for r in replies] == [0, 1, 2]
+
+
+def test_an_attack_of_the_package_and_a_rule_for_it() -> None:
+    grid = AdversarialGrid(
+        InProcessGrid(make_app(partition_model), 7), ALIE(), 2, SMEA()
+    )
+    replies = grid.send_and_receive(instruct(grid))
+    vectors = np.array([layers_of(r)[0] for r in replies])
+    assert np.array_equal(vectors[5], vectors[6])
+    assert not np.array_equal(vectors[5], vectors[:5].mean(axis=0))
