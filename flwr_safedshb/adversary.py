@@ -67,6 +67,7 @@ class AdversarialGrid(WrappedGrid):
         self._aggregate = aggregate
         self._rng = np.random.default_rng(seed)
         self._steps: list[_Step] = []
+        self._made: dict[str, Message] = {}
         self._intercepted = 0
 
     @property
@@ -91,11 +92,15 @@ class AdversarialGrid(WrappedGrid):
             step.replies += [
                 r for r in replies if r.metadata.reply_to_message_id in ids
             ]
-            answered = {r.metadata.reply_to_message_id for r in step.replies}
-            if ids <= answered and wanted & step.intercepted.keys():
-                replies += self._adversarial(step)
-        self._steps = [step for step in self._steps if step.intercepted]
-        return replies
+            complete = ids <= {r.metadata.reply_to_message_id for r in step.replies}
+            if complete and wanted & step.intercepted.keys():
+                for reply in self._adversarial(step):
+                    self._made[reply.metadata.reply_to_message_id] = reply
+            step.done = complete and not step.intercepted
+        self._steps = [step for step in self._steps if not step.done]
+        # Only what was asked for: the rest may be asked for one by one.
+        made = [self._made.pop(i) for i in wanted & self._made.keys()]
+        return replies + made
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -150,3 +155,4 @@ class _Step:
     waiting: set[str] = field(default_factory=set)
     intercepted: dict[str, Message] = field(default_factory=dict)
     replies: list[Message] = field(default_factory=list)
+    done: bool = False

@@ -20,6 +20,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, FedMedian, Krum
 from numpy.typing import NDArray
 
+from flwr_safedshb.adversary import AttackFunction
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.attacks import ALIE, LabelFlip
 from flwr_safedshb.attacks.base import Aggregate, Floats
@@ -224,6 +225,14 @@ def test_adversaries_answer_pulls_when_all_honest_replies_are_there() -> None:
     rest = grid.pull_messages(ids)
     assert {r.metadata.reply_to_message_id for r in rest} == {ids[2], honest[1]}
     assert grid.pull_messages(ids) == []
+
+
+@pytest.mark.parametrize("attack", [negated_mean, LabelFlip()])
+def test_adversaries_answer_pulls_one_by_one(attack: AttackFunction) -> None:
+    grid = AdversarialGrid(InProcessGrid(make_app(partition_model), 5), attack, 2)
+    for message_id in grid.push_messages(instruct(grid)):
+        (reply,) = grid.pull_messages([message_id])
+        assert reply.metadata.reply_to_message_id == message_id
 
 
 def test_other_messages_pass_and_silence_makes_adversaries_silent() -> None:
