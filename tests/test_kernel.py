@@ -90,7 +90,7 @@ def test_decides_what_looking_at_every_submatrix_decides(kind: str) -> None:
         exists = any(
             definite(matrix[np.ix_(s, s)]) for s in map(list, subsets(c, needed))
         )
-        stack = kernel.new_stack(matrix, needed)
+        stack = kernel.new_stack(matrix, needed, np.arange(c))
         state = kernel.advance(stack, 100_000)
         verdicts[state] += 1
         if state == kernel.FOUND:
@@ -115,7 +115,7 @@ def test_finds_the_only_three_that_may_go() -> None:
             continue
         tried += 1
         matrix = np.linalg.inv(inverse)
-        stack = kernel.new_stack(0.5 * (matrix + matrix.T), c - 3)
+        stack = kernel.new_stack(0.5 * (matrix + matrix.T), c - 3, np.arange(c))
         assert kernel.advance(stack, 1000) == kernel.FOUND
         assert sorted(kernel.found(stack)) == list(range(3, c))
     assert tried >= 10
@@ -129,7 +129,7 @@ def test_goes_on_to_every_other_solution(seed: int) -> None:
     points = rng.normal(size=(c, 5))
     matrix = 1.0 + np.eye(c) - points @ points.T / 2.5
     expected = {tuple(s) for s in subsets(c, needed) if definite(matrix[np.ix_(s, s)])}
-    stack = kernel.new_stack(matrix, needed)
+    stack = kernel.new_stack(matrix, needed, np.arange(c))
     seen = set()
     while kernel.advance(stack, 100_000) == kernel.FOUND:
         rows = sorted(kernel.found(stack).tolist())

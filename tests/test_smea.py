@@ -231,6 +231,19 @@ def test_inputs_made_to_defeat_the_search_end_with_a_certificate(
     assert result.lower_bound <= best * (1 + 1e-9)
 
 
+@pytest.mark.slow
+def test_colluders_that_send_the_same_do_not_multiply_the_work() -> None:
+    """Which of ten equal vectors to leave out is one question, not 2^10."""
+    rng = np.random.default_rng([1, 0])
+    x = rng.normal(size=(50, 69))
+    x[:10] = x[10:].mean(axis=0) + 0.5 * x[10:].std(axis=0)
+    result = SMEA(max_nodes=40_000).weigh(x @ x.T, 10)
+    assert result.lower_bound == result.lambda_max
+    corners = np.repeat(np.eye(10), 4, axis=0)
+    result = SMEA(max_nodes=5_000).weigh(corners @ corners.T, 15)
+    assert result.lower_bound == result.lambda_max
+
+
 def test_node_budget_makes_the_answer_independent_of_the_machine() -> None:
     x = circle(40)
     first = SMEA(max_nodes=500).weigh(x @ x.T, 15)

@@ -82,6 +82,8 @@ class Stack(NamedTuple):
         M and V on the candidates of each level, in the leading rows and columns.
     ids : (levels, c) array
         Which candidate each row stands for.
+    kinds : (c,) array
+        Candidates of one kind are equal vectors: any of them may stand for another.
     included : (c,) array
         Candidates included so far; a level owns the first `counts[level, INCLUDED]`.
     counts : (levels, 8) array
@@ -92,12 +94,13 @@ class Stack(NamedTuple):
     schur: FloatArray
     inverse: FloatArray
     ids: IntArray
+    kinds: IntArray
     included: IntArray
     counts: IntArray
     cursor: IntArray
 
 
-def new_stack(matrix: FloatArray, needed: int) -> Stack:
+def new_stack(matrix: FloatArray, needed: int, kinds: IntArray) -> Stack:
     """Return a search over the rows of M, (c, c), of which `needed` are wanted."""
     c = len(matrix)
     levels = needed + 1
@@ -105,6 +108,7 @@ def new_stack(matrix: FloatArray, needed: int) -> Stack:
         schur=np.empty((levels, c, c)),
         inverse=np.empty((levels, c, c)),
         ids=np.empty((levels, c), np.int64),
+        kinds=kinds,
         included=np.empty(c, np.int64),
         counts=np.zeros((levels, 8), np.int64),
         cursor=np.zeros(2, np.int64),
@@ -162,11 +166,20 @@ def advance(stack: Stack, max_nodes: int) -> int:
 
 @compiled
 def backtrack(stack: Stack) -> None:
-    """Leave the current level and exclude the pivot of the one above."""
+    """Leave the current level and exclude the pivot of the one above.
+
+    And with it every candidate that equals it: a set that has one of them in place of
+    the pivot is as good as one with the pivot, and those have been seen.
+    """
     stack.cursor[LEVEL] -= 1
     level = stack.cursor[LEVEL]
     if level >= 0:
-        _exclude(stack, level, stack.counts[level, PIVOT])
+        pivot = stack.counts[level, PIVOT]
+        kind = stack.kinds[stack.ids[level, pivot]]
+        _exclude(stack, level, pivot)
+        for row in range(stack.counts[level, CANDIDATES] - 1, -1, -1):
+            if stack.kinds[stack.ids[level, row]] == kind:
+                _exclude(stack, level, row)
 
 
 @compiled
@@ -211,6 +224,9 @@ def _settle(stack: Stack, level: int) -> int:
             if negative > 0:
                 # To exclude these costs slack and takes no negative eigenvalue away.
                 scores *= 1.0 + COSTLY * (np.diag(inverse)[:c] > 0)
+            # Equal candidates first: excluding one excludes them all.
+            kinds = stack.kinds[stack.ids[level, :c]]
+            scores += (np.bincount(kinds)[kinds] > 1) * np.float64(c)
             counts[PIVOT] = np.argmax(scores)
         return OPEN
 

@@ -14,6 +14,7 @@ from flwr_safedshb.aggregation.incumbent import (
     lower_bound,
     shrink,
 )
+from flwr_safedshb.aggregation.primitives import IntArray
 from flwr_safedshb.aggregation.spectral import scatter_lambda
 from flwr_safedshb.gram import FloatArray
 
@@ -125,11 +126,26 @@ def improve(best: Best, target: float, budget: Budget) -> bool:
         the incumbent if that is smaller, up to `RESOLUTION`.
     """
     n, m = len(best.distances), len(best.subset)
-    # Every subset has a first member, and it is one of the first n - m + 1.
-    return all(_improve_root(best, root, target, budget) for root in range(n - m + 1))
+    kinds = _kinds(best.distances)
+    # Every subset has a first member, and it is one of the first n - m + 1; of equal
+    # vectors, the first is enough.
+    roots = [root for root in range(n - m + 1) if kinds[root] == root]
+    return all(_improve_root(best, root, kinds, target, budget) for root in roots)
 
 
-def _improve_root(best: Best, root: int, target: float, budget: Budget) -> bool:
+def _kinds(distances: FloatArray) -> IntArray:
+    """Return for each vector the first one that equals it."""
+    near = distances == 0.0
+    for i, j in zip(*np.nonzero(np.triu(near, 1)), strict=True):
+        # Round-off may hide a small distance that shows beside others.
+        near[i, j] = np.allclose(distances[i], distances[j], rtol=1e-10, atol=0.0)
+    first: IntArray = np.argmax(near, axis=0)
+    return first
+
+
+def _improve_root(
+    best: Best, root: int, kinds: IntArray, target: float, budget: Budget
+) -> bool:
     """Search the subsets whose first member is `root`."""
     m = len(best.subset)
     rest = np.arange(root + 1, len(best.distances))
@@ -137,7 +153,7 @@ def _improve_root(best: Best, root: int, target: float, budget: Budget) -> bool:
     gram = 0.5 * (radii[:, None] + radii - best.distances[np.ix_(rest, rest)])
 
     threshold = _threshold(best, target)
-    stack = kernel.new_stack(_matrix(gram, threshold), m - 1)
+    stack = kernel.new_stack(_matrix(gram, threshold), m - 1, kinds[rest])
     while True:
         before = int(stack.cursor[kernel.NODES])
         state = kernel.advance(stack, budget.grant())
