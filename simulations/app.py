@@ -23,6 +23,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import nn
 
+from flwr_safedshb.attacks import Attack
 from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.client import client_app as private_client_app
 from flwr_safedshb.grids import AdversarialGrid
@@ -33,8 +34,8 @@ from flwr_safedshb.privacy.noise import (
 )
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.strategy import SafeDSHB
-from simulations.data import Examples, num_features, partition, test_set
-from simulations.models import evaluate, logistic_loss
+from simulations.data import Examples, Federation, federated, flipped
+from simulations.models import build, classification_loss, evaluate, training_loss
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 OVERRIDES = "hydra-overrides"
@@ -64,11 +65,13 @@ class Share:
 def share(overrides: str, index: int) -> Share:
     """Return the share of node `index`, made once: clients are made for each message.
 
-    Adversaries need no data, so the honest nodes share all of them.
+    Adversaries who need data hold copies of what honest nodes hold.
     """
     cfg = composed(overrides)
-    holders = cfg.num_nodes - (cfg.num_malicious_nodes if _attacked(cfg) else 0)
-    examples = partition(instantiate(cfg.data), index % holders, holders, cfg.seed)
+    data = federation(overrides)
+    examples = data.shards[index % len(data.shards)]
+    if index >= len(data.shards) and not _attack(cfg).replaces_vectors:
+        examples = flipped(examples, data.num_classes)
     return Share(
         model=untrained(overrides),
         examples=examples,
@@ -82,12 +85,22 @@ def share(overrides: str, index: int) -> Share:
     )
 
 
+def federation(overrides: str) -> Federation:
+    """Return the data of an experiment; the honest nodes share all of them."""
+    cfg = composed(overrides)
+    holders = cfg.num_nodes - (cfg.num_malicious_nodes if _attacked(cfg) else 0)
+    data = federated(instantiate(cfg.data), instantiate(cfg.split), holders, cfg.seed)
+    data.check_batch_size(cfg.privacy.plan.batch_size)
+    return data
+
+
 @lru_cache(maxsize=2)
 def untrained(overrides: str) -> nn.Module:
     """Return the model of an experiment."""
     cfg = composed(overrides)
-    features = num_features(instantiate(cfg.data))
-    return cast(nn.Module, instantiate(cfg.model, num_features=features))
+    data = federation(overrides)
+    make = instantiate(cfg.model, _partial_=True)
+    return build(make, data.input_shape, data.num_classes, cfg.seed)
 
 
 def make_server_app(overrides: str | None = None) -> ServerApp:
@@ -115,8 +128,8 @@ def serve(overrides: str, grid: Grid) -> None:
     cfg = composed(overrides)
     rule = instantiate(cfg.aggregation)
     if _attacked(cfg):
-        attack = instantiate(cfg.attack)
-        grid = AdversarialGrid(grid, attack, cfg.num_malicious_nodes, rule, cfg.seed)
+        f = cfg.num_malicious_nodes
+        grid = AdversarialGrid(grid, _attack(cfg), f, rule, cfg.seed)
     strategy = SafeDSHB(
         rule,
         cfg.num_malicious_nodes,
@@ -132,13 +145,15 @@ def serve(overrides: str, grid: Grid) -> None:
     # In process the clients load weights into the same model.
     model = copy.deepcopy(untrained(overrides))
     initial = ArrayRecord(model.state_dict())
-    examples = test_set(instantiate(cfg.data), cfg.seed)
+    data = federation(overrides)
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         if server_round % cfg.evaluate_every and server_round != cfg.steps:
             return None
         model.load_state_dict(arrays.to_torch_state_dict())
-        return MetricRecord({**evaluate(model, examples)})
+        # Nobody in a real federation sees the training loss; a simulation does.
+        loss = training_loss(model, data.training, data.sizes, cfg.weight_decay)
+        return MetricRecord({**evaluate(model, data.test), "training-loss": loss})
 
     strategy.start(grid, initial, cfg.steps, evaluate_fn=evaluate_fn)
 
@@ -151,7 +166,7 @@ def make_client(overrides: str, context: Context) -> SafeDSHBClient:
     mine = share(overrides, int(context.node_config["partition-id"]))
     return SafeDSHBClient(
         mine.model,
-        logistic_loss,
+        classification_loss,
         mine.examples,
         mine.plan,
         context,
@@ -164,6 +179,10 @@ def make_client(overrides: str, context: Context) -> SafeDSHBClient:
 
 def _attacked(cfg: DictConfig) -> bool:
     return "_target_" in cfg.attack
+
+
+def _attack(cfg: DictConfig) -> Attack:
+    return cast(Attack, instantiate(cfg.attack))
 
 
 def _overrides(given: str | None, context: Context) -> str:
