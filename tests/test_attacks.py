@@ -51,11 +51,11 @@ from flwr_safedshb.gram import Clients, FloatArray
 from tests.oracles import Floats
 
 if TYPE_CHECKING:
-    from flwr_safedshb import adversary
+    from flwr_safedshb.adversary import AttackFunction
 
 AnyFloats = NDArray[np.floating]
 
-ATTACKS: "list[adversary.Attack]" = [
+ATTACKS: "list[AttackFunction]" = [
     ALIE(),
     FOE(),
     SignFlip(),
@@ -94,7 +94,7 @@ def vectors(h: int = 4, d: int = 6, seed: int = 0) -> Floats:
     return rng.normal(size=(h, d)) * rng.uniform(0.2, 2.0, size=d) + rng.normal(size=d)
 
 
-def send(attack: "adversary.Attack", honest: Floats, f: int, seed: int = 0) -> Floats:
+def send(attack: "AttackFunction", honest: Floats, f: int, seed: int = 0) -> Floats:
     return attack(honest, f, np.random.default_rng(seed), SMEA()).astype(np.float64)
 
 
