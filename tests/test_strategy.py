@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
@@ -490,3 +492,14 @@ def test_summary_names_the_settings(caplog: pytest.LogCaptureFixture) -> None:
     assert "SMEA" in caplog.text
     assert "Number of malicious nodes: 3" in caplog.text
     assert "Weighted" not in caplog.text
+
+
+def test_the_server_side_needs_neither_torch_nor_ray_nor_hydra() -> None:
+    code = (
+        "import sys, flwr_safedshb.strategy, flwr_safedshb.grids;"
+        "print({'torch', 'ray', 'hydra', 'dp_accounting'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
