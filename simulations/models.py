@@ -164,6 +164,3 @@ def _measured(
     else:
         classes = outputs.argmax(dim=1)
     return classification_loss(outputs.double(), labels), classes == labels.long()
-
-
-logistic_loss = classification_loss

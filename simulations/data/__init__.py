@@ -7,9 +7,6 @@ from simulations.data.federation import (
     Overlap,
     federated,
     flipped,
-    num_features,
-    partition,
-    test_set,
 )
 from simulations.data.files import FashionMNIST, Libsvm
 from simulations.data.phishing import Phishing
@@ -34,7 +31,4 @@ __all__ = [
     "Table",
     "federated",
     "flipped",
-    "num_features",
-    "partition",
-    "test_set",
 ]

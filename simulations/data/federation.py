@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from flwr_safedshb.attacks import LabelFlip
-from simulations.data.splits import Iid, Rows, Split
+from simulations.data.splits import Rows, Split
 from simulations.data.table import Source, Table
 
 Examples = tuple[torch.Tensor, torch.Tensor]
@@ -182,20 +182,3 @@ def _rows(examples: Examples) -> list[tuple[bytes, int]]:
         (blake2b(row, digest_size=16).digest(), label)
         for row, label in zip(rows, labels.tolist(), strict=True)
     ]
-
-
-def num_features(source: Source) -> int:
-    """Return the number of features (d without the bias)."""
-    return int(np.prod(_loaded(source).inputs.shape[1:]))
-
-
-def partition(source: Source, index: int, count: int, seed: int) -> Examples:
-    """Return part `index` of `count` equal parts, drawn at random (iid)."""
-    if not 0 <= index < count:
-        raise ValueError(f"index={index} must lie in [0, count={count})")
-    return federated(source, Iid(), count, seed).shards[index]
-
-
-def test_set(source: Source, seed: int) -> Examples:
-    """Return the examples kept for testing."""
-    return federated(source, Iid(), 1, seed).test
