@@ -39,20 +39,8 @@ def composed(*overrides: str) -> DictConfig:
         return compose("config", overrides=list(overrides))
 
 
-def chosen(group: str, leaf: str, *more: str) -> DictConfig:
-    """Compose with a leaf, of a group that has a default or not."""
-    with initialize_config_dir(str(CONF), version_base=None):
-        whole = compose("config", return_hydra_config=True)
-        plus = "" if group in whole.hydra.runtime.choices else "+"
-        return compose("config", overrides=[f"{plus}{group}={leaf}", *more])
-
-
-def leaves(*groups: str) -> list[tuple[str, str]]:
-    return [(group, leaf) for group, leaf in LEAVES if group in groups]
-
-
 def of(group: str) -> list[str]:
-    found = [leaf for _, leaf in leaves(group)]
+    found = [leaf for folder, leaf in LEAVES if folder == group]
     assert found, f"conf/{group} is empty"
     return found
 
@@ -64,7 +52,7 @@ def test_no_group_is_without_a_test() -> None:
 
 @pytest.mark.parametrize("leaf", of("aggregation"))
 def test_aggregation(leaf: str) -> None:
-    rule = instantiate(chosen("aggregation", leaf).aggregation)
+    rule = instantiate(composed(f"aggregation={leaf}").aggregation)
     assert isinstance(rule, Rule)
     vectors = np.random.default_rng(0).normal(size=(7, 4))
     assert rule(vectors, 1).shape == (4,)
@@ -72,7 +60,7 @@ def test_aggregation(leaf: str) -> None:
 
 @pytest.mark.parametrize("leaf", of("attack"))
 def test_attack(leaf: str) -> None:
-    cfg = chosen("attack", leaf)
+    cfg = composed(f"attack={leaf}")
     if leaf == "none":
         assert "_target_" not in cfg.attack
         return
@@ -86,7 +74,7 @@ def test_attack(leaf: str) -> None:
 
 @pytest.mark.parametrize("leaf", of("privacy"))
 def test_privacy(leaf: str) -> None:
-    privacy = chosen("privacy", leaf).privacy
+    privacy = composed(f"privacy={leaf}").privacy
     plan = instantiate(privacy.plan, num_examples=2763)
     assert isinstance(plan, PrivacyPlan)
     if plan.noise_multiplier > 0:
@@ -99,18 +87,18 @@ def test_privacy(leaf: str) -> None:
 @pytest.mark.parametrize("leaf", of("data"))
 def test_data(leaf: str) -> None:
     more = [f"data.path={DATA / 'phishing'}"] if leaf == "libsvm" else []
-    source = instantiate(chosen("data", leaf, *more).data)
+    source = instantiate(composed(f"data={leaf}", *more).data)
     hash(source)
     if leaf == "fashion-mnist":
         return  # its files need not be on this machine
-    fed = federated(source, instantiate(chosen("split", "iid").split), 4, 1)
+    fed = federated(source, instantiate(composed().split), 4, 1)
     assert fed.held_out == (leaf != "phishing")
     assert min(fed.sizes) >= 25
 
 
 @pytest.mark.parametrize("leaf", of("split"))
 def test_split(leaf: str) -> None:
-    split = instantiate(chosen("split", leaf, "privacy.plan.batch_size=17").split)
+    split = instantiate(composed(f"split={leaf}", "privacy.plan.batch_size=17").split)
     fed = federated(Synthetic(1000, 3, 0, 0.2), split, 4, 1)
     fed.check_batch_size(17)
     if leaf == "dirichlet":
@@ -119,7 +107,7 @@ def test_split(leaf: str) -> None:
 
 @pytest.mark.parametrize("leaf", of("model"))
 def test_model(leaf: str) -> None:
-    make = instantiate(chosen("model", leaf).model, _partial_=True)
+    make = instantiate(composed(f"model={leaf}").model, _partial_=True)
     for classes in (2, 10):
         model = build(make, (1, 8, 8), classes, seed=1)
         labels = torch.tensor([1, 0])
@@ -129,17 +117,33 @@ def test_model(leaf: str) -> None:
 
 @pytest.mark.parametrize("leaf", of("engine"))
 def test_engine(leaf: str) -> None:
-    assert chosen("engine", leaf).engine.name == leaf
+    assert composed(f"engine={leaf}").engine.name == leaf
 
 
-@pytest.mark.parametrize(("group", "leaf"), leaves("experiment"))
-def test_experiment(group: str, leaf: str) -> None:
-    cfg = chosen(group, leaf)
+@pytest.mark.parametrize("leaf", of("experiment"))
+def test_experiment(leaf: str) -> None:
+    cfg = composed(f"experiment={leaf}")
     OmegaConf.resolve(cfg)
     for part in cfg.values():
         if isinstance(part, DictConfig) and "_target_" in part:
             instantiate(part, _partial_=part is cfg.model)
     instantiate(cfg.privacy.plan, num_examples=10**6)
+
+
+def test_the_papers_settings() -> None:
+    paper, benchmark = composed("experiment=paper"), composed("experiment=dp-dsgd")
+    assert (paper.num_nodes, paper.num_malicious_nodes) == (7, 3)
+    assert (benchmark.num_nodes, benchmark.num_malicious_nodes) == (4, 0)
+    assert (paper.momentum, benchmark.momentum) == (0.99, 0.0)
+    for cfg in (paper, benchmark):
+        assert (cfg.steps, cfg.server_learning_rate, cfg.weight_decay) == (400, 1, 1e-4)
+        plan = cfg.privacy.plan
+        assert (plan.batch_size, plan.clip_norm, cfg.privacy.delta) == (25, 1, 1e-4)
+        data = federated(instantiate(cfg.data), instantiate(cfg.split), 4, cfg.seed)
+        assert data.sizes == (2763,) * 4
+        make = instantiate(cfg.model, _partial_=True)
+        model = build(make, data.input_shape, data.num_classes, cfg.seed)
+        assert sum(p.numel() for p in model.parameters()) == 69
 
 
 def test_a_model_of_the_users_own() -> None:
