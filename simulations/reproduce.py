@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -240,7 +241,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print(f"{len(todo)} runs took {time.perf_counter() - start:.0f} s")
     for case, error in failed.items():
         console.print(f"{case.name} failed: {error!r}", style="bold red")
-    return 1 if failed else 0
+    if failed:
+        return 1
+    conclude(console, work)
+    return 0
+
+
+def conclude(console: Console, work: Reproduction) -> None:
+    """Draw and tabulate all runs."""
+    from simulations import summary
+
+    found = {case: work.found(case) for case in work.cases}
+    runs = {case: run for case, run in found.items() if run is not None}
+    summary.draw(runs, work.folder / "figures")
+    summary.write(runs, work.folder)
+    console.print(Markdown(summary.markdown(runs)))
+    console.print(f"Figures, tables and runs are in {work.folder}")
 
 
 if __name__ == "__main__":

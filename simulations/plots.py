@@ -1,0 +1,166 @@
+"""Curves and strips, as PNG and SVG: readable without colour, and on a phone.
+
+Colours are Okabe and Ito's, which people with any colour vision can tell apart; line
+styles differ, too.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+STYLE = {
+    "font.size": 10,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 11,
+    "legend.frameon": False,
+    # Text stays text, and the same figure gives the same bytes.
+    "svg.fonttype": "none",
+    "svg.hashsalt": "safedshb",
+}
+LABELS = {"accuracy": "test accuracy", "training_loss": "training loss"}
+PANEL = (4.6, 3.4)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn; `marker` stands at every tenth value."""
+
+    colour: str
+    line: str
+    marker: str
+
+
+LOOKS = (
+    Look("#000000", "--", ""),
+    Look("#0072B2", "-", "o"),
+    Look("#D55E00", "-", "s"),
+    Look("#009E73", ":", "^"),
+    Look("#CC79A7", "-.", "v"),
+    Look("#56B4E9", "-", "D"),
+)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A quantity against the step, for some seeds.
+
+    Attributes
+    ----------
+    steps : (k,) array
+    values : (seeds, k) array
+    """
+
+    steps: Floats
+    values: Floats
+
+
+def draw(axes: Axes, curves: Mapping[str, Curve], quantity: str, title: str) -> None:
+    """Draw means as lines, and one standard deviation around them as shades."""
+    for i, (name, curve) in enumerate(curves.items()):
+        look = LOOKS[i % len(LOOKS)]
+        mean, spread = curve.values.mean(axis=0), curve.values.std(axis=0)
+        axes.plot(
+            curve.steps,
+            mean,
+            look.line,
+            color=look.colour,
+            marker=look.marker,
+            markevery=(i, max(1, len(mean) // 8)),
+            markersize=4,
+            linewidth=1.6,
+            label=name,
+        )
+        axes.fill_between(
+            curve.steps,
+            mean - spread,
+            mean + spread,
+            color=look.colour,
+            alpha=0.18,
+            linewidth=0,
+        )
+    axes.set(title=title, xlabel="step", ylabel=LABELS[quantity])
+    axes.margins(x=0.01)
+
+
+def panel(curves: Mapping[str, Curve], quantity: str, title: str) -> Figure:
+    """Return a figure of one panel."""
+    return panels({title: curves}, quantity)
+
+
+def panels(
+    content: Mapping[str, Mapping[str, Curve]], quantity: str, columns: int = 2
+) -> Figure:
+    """Return a figure of panels with a common scale and one legend."""
+    columns = min(columns, len(content))
+    rows = -(-len(content) // columns)
+    with style.context(STYLE):
+        figure = Figure(
+            figsize=(PANEL[0] * columns, PANEL[1] * rows), layout="constrained"
+        )
+        grid = figure.subplots(rows, columns, sharey=True, squeeze=False).flat
+        for axes, (title, curves) in zip(grid, content.items(), strict=False):
+            draw(axes, curves, quantity, title)
+        handles, names = grid[0].get_legend_handles_labels()
+        width = 2 if columns == 1 else len(names)
+        figure.legend(handles, names, loc="outside lower center", ncols=width)
+    return figure
+
+
+def strip(shares: Floats, names: Sequence[str], last_step: int) -> Figure:
+    """Return a heat strip: how often each node was left out of the aggregate.
+
+    Parameters
+    ----------
+    shares : (nodes, bins) array
+        From 0 to 1, over bins of steps; NaN where nothing is known.
+    names : sequence of str
+    last_step : int
+        Where the last bin ends.
+    """
+    with style.context({**STYLE, "axes.grid": False}):
+        figure = Figure(figsize=(PANEL[0] * 1.4, 0.9 + 0.28 * len(names)))
+        figure.set_layout_engine("constrained")
+        axes = figure.subplots()
+        image = axes.imshow(
+            shares,
+            aspect="auto",
+            interpolation="nearest",
+            cmap="cividis",
+            vmin=0.0,
+            vmax=1.0,
+            extent=(0, last_step, len(names) - 0.5, -0.5),
+        )
+        axes.set_yticks(range(len(names)), names)
+        axes.set(xlabel="step")
+        figure.colorbar(image, label="share left out", pad=0.02)
+    return figure
+
+
+def save(figure: Figure, stem: Path) -> None:
+    """Write a figure as PNG and SVG."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    with style.context(STYLE):
+        figure.savefig(stem.with_suffix(".png"), dpi=150)
+    stem.with_suffix(".svg").write_text(svg(figure))
+
+
+def svg(figure: Figure) -> str:
+    """Return a figure as SVG, the same text for the same figure."""
+    buffer = io.StringIO()
+    with style.context(STYLE):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()
