@@ -257,9 +257,13 @@ def test_iid_and_by_label_give_equal_parts() -> None:
     assert found[0] != found[-1]
 
 
-def imbalance(
-    alpha: float, labels: np.ndarray[tuple[int], np.dtype[np.int64]]
-) -> float:
+def test_by_label_leaves_over_what_comes_last_not_the_last_label() -> None:
+    labels = np.array([1] * 3 + [0] * 8)
+    parts = ByLabel()(labels, 4, np.random.default_rng(0))
+    assert [labels[part].tolist() for part in parts] == [[0, 0], [0, 0], [0, 1], [1, 1]]
+
+
+def imbalance(alpha: float, labels: NDArray[np.int64]) -> float:
     """Variance of a label's shares, averaged over labels and draws, n = 5."""
     variances = []
     for seed in range(200):
