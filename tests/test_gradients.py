@@ -85,7 +85,29 @@ def words() -> Batch:
     return torch.randint(8, (7, 5)), torch.randint(3, (7,))
 
 
+class OwnForward(nn.Module):
+    """A model with a forward of its own, which no closed form covers."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.inner(inputs)
+        return outputs
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch]]] = {
+    "linear, own forward": (
+        lambda: OwnForward(nn.Linear(6, 3)),
+        lambda: (torch.randn(9, 6), torch.randint(3, (9,))),
+    ),
+    "mlp, own forward": (
+        lambda: OwnForward(
+            nn.Sequential(nn.Linear(6, 70), nn.ReLU(), nn.Linear(70, 3))
+        ),
+        lambda: (torch.randn(9, 6), torch.randint(3, (9,))),
+    ),
     "linear": (lambda: nn.Linear(6, 3), floats(6)),
     "no bias": (lambda: nn.Linear(6, 3, bias=False), floats(6)),
     "mlp": (
@@ -296,7 +318,7 @@ def test_default_chunk_bounds_what_is_held(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(gradients, "row_norms", spy)
     monkeypatch.setattr(gradients, "MAX_HELD_ELEMENTS", 50)
-    sums = ClippedGradients(nn.Linear(6, 3), cross_entropy, 1.0)  # d = 21
+    sums = ClippedGradients(OwnForward(nn.Linear(6, 3)), cross_entropy, 1.0)  # d = 21
     sums(torch.randn(9, 6), torch.randint(3, (9,)))
     assert max(held) == 2 * 18
 

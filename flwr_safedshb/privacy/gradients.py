@@ -3,6 +3,7 @@
 Two paths to the same sum. ``per-example`` holds every example's gradient at once;
 ``ghost`` finds only their norms in a first backward pass and lets a second, weighted
 one do the clipping and the sum, so its memory does not grow with batch times model.
+Chains of linear layers take a third, which is better than either: see `linear`.
 
 Formal guarantees
 -----------------
@@ -28,6 +29,7 @@ from flwr_safedshb.privacy.checks import (
     per_example_loss,
 )
 from flwr_safedshb.privacy.hooks import GhostModule, PerExampleModule, row_norms
+from flwr_safedshb.privacy.linear import LinearChain, UnexpectedInputError
 from flwr_safedshb.privacy.plan import Clipping
 
 __all__ = ["ClippedGradients", "Loss", "UnsupportedModelError", "check_model"]
@@ -81,7 +83,8 @@ class ClippedGradients:
         self._loss = per_example_loss(loss)
         name = getattr(loss, "__qualname__", type(loss).__qualname__)
         self._kind = f"{clipping} {name}"
-        self._hooked: PerExampleModule | GhostModule | None = None
+        self._hooked: PerExampleModule | GhostModule | LinearChain | None = None
+        self._closed_form = LinearChain.fits(model)
         trainable = [p for p in model.parameters() if p.requires_grad]
         if max_examples is None and clipping == "per-example":
             max_examples = MAX_HELD_ELEMENTS // sum(p.numel() for p in trainable) or 1
@@ -133,7 +136,9 @@ class ClippedGradients:
         return total
 
     def _share_weights(self) -> None:
-        if self._hooked is None:
+        if self._hooked is None and self._closed_form:
+            self._hooked = LinearChain(copy.deepcopy(self.model).train())
+        elif self._hooked is None:
             module = PerExampleModule if self.clipping == "per-example" else GhostModule
             self._hooked = module(
                 copy.deepcopy(self.model).train(), loss_reduction="sum"
@@ -149,6 +154,14 @@ class ClippedGradients:
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Return the clipped sum, and each example's gradient norm (shape (k,))."""
         assert self._hooked is not None
+        if isinstance(self._hooked, LinearChain):
+            try:
+                losses = self._loss(self._hooked(inputs), targets)
+                return self._hooked.clipped_sum(losses, self.clip_norm)
+            except UnexpectedInputError:
+                self._hooked, self._closed_form = None, False
+            self._share_weights()
+            return self._clipped_sum(inputs, targets)
         parameters = [p for p in self._hooked._module.parameters() if p.requires_grad]
         _forget(parameters)
         losses = self._loss(self._hooked(inputs), targets)

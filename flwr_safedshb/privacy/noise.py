@@ -104,15 +104,18 @@ class SeededRandomness(_Draws):
     ----------
     seed : int
         At least 0.
+    spawn_key : tuple of int
+        Which of the independent sources with this seed.
     """
 
     private: ClassVar[bool] = False
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, spawn_key: tuple[int, ...] = ()) -> None:
         if seed < 0:
             raise ValueError(f"seed={seed} must be at least 0")
         self._seed = seed
-        self._state = np.random.default_rng(seed)
+        sequence = np.random.SeedSequence(seed, spawn_key=spawn_key)
+        self._state = np.random.default_rng(sequence)
 
     def for_step(self, node: int, step: int) -> SeededRandomness:
         """Return the source that ``node`` uses in ``step``.
@@ -122,11 +125,7 @@ class SeededRandomness(_Draws):
         """
         if node < 0 or step < 0:
             raise ValueError(f"node={node} and step={step} must be at least 0")
-        source = SeededRandomness(self._seed)
-        source._state = np.random.default_rng(
-            np.random.SeedSequence(self._seed, spawn_key=(node, step))
-        )
-        return source
+        return SeededRandomness(self._seed, (node, step))
 
     def _generator(self) -> np.random.Generator:
         return self._state
