@@ -42,6 +42,7 @@ peers: .venv/peers
 bench: peers ## Benchmarks against peers and floors
 	$(BIN)/python -m simulations.benchmarks.aggregation
 	$(BIN)/python -m simulations.benchmarks.client_step
+	$(BIN)/python -m simulations.benchmarks.engine
 
 clean: ## Remove the environment and everything generated
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis outputs
