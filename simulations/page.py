@@ -27,7 +27,7 @@ p { max-width: 45rem; margin: .5rem 0; }
 .pictures { display: grid; gap: .8rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); }
 img { width: 100%; height: auto; display: block; }
-figure { margin: 0; }
+figure { margin: 0; max-width: 45rem; }
 figcaption { color: var(--soft); font-size: .9rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }

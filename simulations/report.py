@@ -175,11 +175,11 @@ def _excluded(runs: Sequence[RunRecord]) -> str:
 
 def _privacy(runs: Sequence[RunRecord]) -> str:
     heads = ["ε", "δ", "noise", "m", "steps", "sampler", "adjacency", "accountant"]
-    rows: dict[tuple[str, ...], None] = {}
+    found: dict[tuple[str, ...], None] = {}
     for run in runs:
         said = run["privacy"]
         plan = run["config"]["privacy"]["plan"]  # type: ignore[index]
-        row = (
+        column = (
             "∞" if said["epsilon"] is None else f"{said['epsilon']:.4g}",
             f"{said['delta']:g}",
             f"{plan['noise_multiplier']:g}",
@@ -189,13 +189,15 @@ def _privacy(runs: Sequence[RunRecord]) -> str:
             said["adjacency"],
             said["accountant"],
         )
-        rows[row] = None
+        found[column] = None
+    # Down the page and not across it, for phones.
+    rows = [list(row) for row in zip(heads, *found, strict=True)]
     notes = {run["privacy"]["note"]: run["privacy"]["seeded_noise"] for run in runs}
     return (
         "<h2>Privacy spent</h2><p>By each honest node, against everyone else, the "
         "server included; of nodes with different m, by the one that holds the fewest "
         "examples. Noise is its multiplier, in units of 2C/b.</p>"
-        + page.table(heads, [list(row) for row in rows])
+        + page.table([""], rows)
         + "".join(
             f'<p class="{"warning" if seeded else ""}">{escape(note)}</p>'
             for note, seeded in notes.items()

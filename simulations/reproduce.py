@@ -37,6 +37,7 @@ ATTACKS = ("alie", "foe", "sign-flip", "label-flip")
 RULES = ("smea", "filter", "filter-literal")
 BENCHMARK = "dp-dsgd"
 SEEDS = (1, 2, 3, 4, 5)
+TITLE = "Safe-DSHB: the paper's experiments, reproduced"
 
 
 @dataclass(frozen=True)
@@ -250,12 +251,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def conclude(console: Console, work: Reproduction) -> None:
     """Draw and tabulate all runs."""
     from simulations import summary
+    from simulations.report import sweep_page
 
     found = {case: work.found(case) for case in work.cases}
     runs = {case: run for case, run in found.items() if run is not None}
     summary.draw(runs, work.folder / "figures")
     summary.write(runs, work.folder)
-    console.print(Markdown(summary.markdown(runs)))
+    text = summary.markdown(runs)
+    panels = summary.by_panel(runs)
+    (work.folder / "report.html").write_text(sweep_page(TITLE, panels, text))
+    console.print(Markdown(text))
     console.print(f"Figures, tables and runs are in {work.folder}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 
 import hydra
@@ -10,24 +11,33 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from simulations import results
 from simulations.engines import run
+from simulations.report import run_page
 
 
 @hydra.main(config_path="../conf", config_name="config", version_base=None)
 def main(cfg: DictConfig) -> None:
-    """Run on the engine of the config; the model is left in the run's folder."""
+    """Run on the engine of the config; leave model, results and report together."""
     settings = HydraConfig.get()
     logging.getLogger("flwr").setLevel(cfg.log_level)
     # The engines compose the config themselves, and Hydra has one at a time.
     GlobalHydra.instance().clear()
     path = Path(cfg.checkpoint or Path(settings.runtime.output_dir) / "model.npz")
-    progress = run(list(settings.overrides.task), path)
+    overrides = list(settings.overrides.task)
+    start = time.perf_counter()
+    progress = run(overrides, path)
+    found = results.record(overrides, progress, time.perf_counter() - start)
+    results.write(path.with_suffix(".json"), found)
+    path.with_suffix(".html").write_text(run_page(found))
     last = max(progress.evaluate_serverapp)
     metrics = progress.evaluate_serverapp[last]
     print(
         f"round {last}: loss {metrics['loss']:.4f}, accuracy {metrics['accuracy']:.4f}"
     )
-    print(f"model: {path}")
+    print(found["privacy"]["statement"])
+    print(found["privacy"]["note"])
+    print(f"model: {path}; results and report beside it: .json, .html")
 
 
 if __name__ == "__main__":

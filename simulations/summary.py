@@ -102,6 +102,19 @@ def curves(runs: Runs, regime: str, attack: str, quantity: str) -> dict[str, Cur
     return {words: curve(some, quantity) for words, some in found.items() if some}
 
 
+def by_panel(runs: Runs) -> dict[str, dict[str, list[RunRecord]]]:
+    """Return the runs of each panel, by method."""
+    return {
+        f"{ATTACK_WORDS[attack]}, {regime} privacy": {
+            words: some
+            for method, words in METHOD_WORDS.items()
+            if (some := group(runs, regime, method, attack))
+        }
+        for regime in regimes(runs)
+        for attack in ATTACKS
+    }
+
+
 def final(runs: Sequence[RunRecord]) -> Figure:
     """Return the mean and the sample standard deviation of the last accuracies."""
     last = np.array([run["evaluations"]["accuracy"][-1] for run in runs])
