@@ -131,8 +131,8 @@ class Reproduction:
 
 def run_all(
     work: Reproduction, todo: Sequence[Case], workers: int, done: Callable[[Case], None]
-) -> dict[Case, BaseException]:
-    """Run cases on processes of one thread each; return those that failed.
+) -> dict[Case, str]:
+    """Run cases on processes of one thread each; return what failed, and why.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ def run_all(
     done : callable
         Called after every run, in this process.
     """
-    failed: dict[Case, BaseException] = {}
+    failed: dict[Case, str] = {}
     # Spawned and not forked: torch's threads do not survive a fork.
     pool = ProcessPoolExecutor(
         max_workers=workers,
@@ -150,12 +150,12 @@ def run_all(
         initializer=_begin,
     )
     with _one_thread(), pool:
-        futures: dict[Future[None], Case] = {
-            pool.submit(work.run, case): case for case in todo
+        futures: dict[Future[str | None], Case] = {
+            pool.submit(_attempt, work, case): case for case in todo
         }
         try:
             for future in as_completed(futures):
-                error = future.exception()
+                error = future.result()
                 if error is not None:
                     failed[futures[future]] = error
                 done(futures[future])
@@ -163,6 +163,15 @@ def run_all(
             pool.shutdown(cancel_futures=True)
             raise
     return failed
+
+
+def _attempt(work: Reproduction, case: Case) -> str | None:
+    """Run a case; return why it failed, as text, for not every exception travels."""
+    try:
+        work.run(case)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 class _one_thread:  # noqa: N801  # read as a statement: with _one_thread()
@@ -190,7 +199,7 @@ def _begin() -> None:
 
 def show_progress(
     console: Console, work: Reproduction, todo: Sequence[Case], workers: int
-) -> dict[Case, BaseException]:
+) -> dict[Case, str]:
     """Run with a live display of what is done and the time left."""
     columns = (
         TextColumn("{task.description}"),
@@ -241,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = show_progress(console, work, todo, args.workers) if todo else {}
     console.print(f"{len(todo)} runs took {time.perf_counter() - start:.0f} s")
     for case, error in failed.items():
-        console.print(f"{case.name} failed: {error!r}", style="bold red")
+        console.print(f"{case.name} failed: {error}", style="bold red")
     if failed:
         return 1
     conclude(console, work)
@@ -253,7 +262,8 @@ def conclude(console: Console, work: Reproduction) -> None:
     from simulations import summary
     from simulations.report import sweep_page
 
-    found = {case: work.found(case) for case in work.cases}
+    # Checked or written by now: to compose every configuration again takes long.
+    found = {case: results.read(work.path(case)) for case in work.cases}
     runs = {case: run for case, run in found.items() if run is not None}
     summary.draw(runs, work.folder / "figures")
     summary.write(runs, work.folder)
