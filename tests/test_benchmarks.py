@@ -1,5 +1,6 @@
 import json
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +20,7 @@ from simulations.benchmarks.families import (
     Vectors,
     family,
 )
-from simulations.benchmarks.measure import in_turns, record
+from simulations.benchmarks.measure import in_turns, record, worked
 from simulations.benchmarks.processes import ask
 from simulations.benchmarks.rivals import Price, Subset, brute_force, price
 from simulations.benchmarks.targets import (
@@ -77,6 +78,11 @@ def test_calls_take_turns_until_it_is_enough() -> None:
     assert [len(s) for s in in_turns(calls, -1.0, 9).values()] == [1, 1]
 
 
+def test_waiting_for_the_processor_is_not_work() -> None:
+    seconds, _ = worked(lambda: time.sleep(0.2))
+    assert seconds < 0.1
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_brute_force_finds_the_best_subset(seed: int) -> None:
     x = np.random.default_rng(seed).normal(size=(8, 5)).astype(np.float32)
@@ -116,7 +122,7 @@ class Clock:
         self.calls += subsets is None
         return np.zeros(x.shape[1])
 
-    def timed(self, call: Callable[[], T]) -> tuple[float, T]:
+    def worked(self, call: Callable[[], T]) -> tuple[float, T]:
         before = self.now
         result = call()
         return self.now - before, result
@@ -128,7 +134,7 @@ def test_price_of_a_sample_is_that_of_all_subsets(
 ) -> None:
     x = family("isotropic", 20, 6, 4, 0)
     clock = Clock(math.comb(20, 6))
-    monkeypatch.setattr(rivals, "timed", clock.timed)
+    monkeypatch.setattr(rivals, "worked", clock.worked)
     best = tuple(range(14))
     result = price(clock.rival, x, 6, best, limit, np.random.default_rng(0))
     assert result.seconds == pytest.approx(3.0 + 0.01 * 38_760)

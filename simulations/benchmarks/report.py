@@ -96,7 +96,8 @@ def _caption(samples: Sequence[Sample], first_calls: tuple[float, float] | None)
     families, deviations = ", ".join(FAMILIES), ", ".join(map(str, ALIE_DEVIATIONS))
     lines = [
         f"ms, max: milliseconds, median and maximum over inputs ({families}; several "
-        f"seeds, ALIE with {deviations} deviations). Float32 vectors, one thread.",
+        f"seeds, ALIE with {deviations} deviations). Float32 vectors; the processor's "
+        "time of one thread.",
         "/ Gram, / BLAS: SMEA over its own Gram matrix, and over the bare float64 "
         "product of an array converted beforehand. eig: eigvalsh of one n x n matrix.",
         "numpy: how much longer SMEA takes without a compiler (isotropic vectors).",
@@ -151,7 +152,7 @@ def plot(
         _panel(axis, cells, compiler)
         axis.set_title(f"d = {d:,}")
         axis.set_xlabel("(n, f)")
-    axes[0][0].set_ylabel("seconds for one call")
+    axes[0][0].set_ylabel("processor seconds for one call")
     figure.legend(
         *axes[0][0].get_legend_handles_labels(),
         loc="outside lower center",

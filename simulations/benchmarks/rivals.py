@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulations.benchmarks.families import Vectors
-from simulations.benchmarks.measure import timed
+from simulations.benchmarks.measure import worked
 
 Subset = tuple[int, ...]
 # Vectors, f, and the subsets to look at instead of all; returns the mean, (d,).
@@ -83,15 +83,15 @@ def price(
     while len(sample) < most:
         sample.append(tuple(np.sort(rng.permutation(n)[: n - f]).tolist()))
     rival(vectors, f, sample[:1])  # loads what a library loads late
-    once, _ = timed(lambda: rival(vectors, f, sample[:1]))
-    pilot, _ = timed(lambda: rival(vectors, f, sample[:least]))
+    once, _ = worked(lambda: rival(vectors, f, sample[:1]))
+    pilot, _ = worked(lambda: rival(vectors, f, sample[:least]))
     each = max(pilot - once, 1e-9) / (least - 1)
     size = min(most, max(least, int(SAMPLE_SECONDS / each)))
-    seconds, _ = timed(lambda: rival(vectors, f, sample[:size]))
+    seconds, _ = worked(lambda: rival(vectors, f, sample[:size]))
     estimate = once + max(seconds - once, 0.0) / (size - 1) * (total - 1)
     if estimate > limit:
         return Price(estimate, extrapolated=True, found=None)
-    seconds, answer = timed(lambda: rival(vectors, f, None))
+    seconds, answer = worked(lambda: rival(vectors, f, None))
     return Price(seconds, extrapolated=False, found=same(answer, vectors, best))
 
 
