@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup peers lint format test demo audit bench clean
+.PHONY: help setup peers browser lint format test demo audit reproduce bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -24,7 +24,12 @@ format: setup ## Rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: setup ## All tests
+# Reports are tested in a real browser.
+browser:
+	@command -v chromium || command -v google-chrome || \
+		{ apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; }
+
+test: setup browser ## All tests
 	$(BIN)/pytest -q -n 2
 
 demo: setup ## The rules against attacks, as a table
@@ -32,6 +37,9 @@ demo: setup ## The rules against attacks, as a table
 
 audit: setup ## Measure the privacy of the client's own code
 	$(BIN)/python -m simulations.audit
+
+reproduce: setup ## The paper's experiments: runs, panels, table
+	$(BIN)/python -m simulations.reproduce
 
 # The peers pin other versions of torch and torchvision; their aggregators need neither.
 peers: .venv/peers
