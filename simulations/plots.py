@@ -114,6 +114,7 @@ def panels(
         grid = figure.subplots(rows, columns, sharey=True, squeeze=False).flat
         for axes, (title, curves) in zip(grid, content.items(), strict=False):
             draw(axes, curves, quantity, title)
+            axes.label_outer()
         handles, names = grid[0].get_legend_handles_labels()
         width = 2 if columns == 1 else len(names)
         figure.legend(handles, names, loc="outside lower center", ncols=width)

@@ -12,6 +12,7 @@ import argparse
 import logging
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -195,6 +196,15 @@ def _begin() -> None:
     import flwr  # noqa: F401  # its logger must be there before it is set
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has: the pool's own would wait forever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def show_progress(

@@ -1,6 +1,10 @@
 """The reproduction: which runs, each once, and what is made of them."""
 
+import subprocess
+import sys
+import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ from simulations.app import share
 from simulations.reproduce import Case, Reproduction, cases, main, run_all
 from simulations.results import RunRecord
 
+ROOT = Path(__file__).parents[1]
 TINY = ("steps=2", "evaluate_every=1", "data=synthetic", "data.num_examples=500")
 CASES = (
     Case("low", "dp-dsgd", None, 1),
@@ -87,6 +92,31 @@ def test_a_run_that_fails_is_told_and_stops_no_other(tmp_path: Path) -> None:
     assert list(failed) == [wrong]
     assert "no-such-rule" in failed[wrong]
     assert work.missing() == [wrong]
+
+
+@pytest.mark.slow
+def test_killed_half_way_it_leaves_no_process_and_whole_files(tmp_path: Path) -> None:
+    given = ["--output", str(tmp_path), "--regimes", "low", "--seeds", "1"]
+    given += ["--workers", "1", "--set", *TINY]
+    command = [sys.executable, "-m", "simulations.reproduce", *given]
+    killed = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    wait_for(lambda: len(list((tmp_path / "runs").glob("*.json"))) >= 2)
+    children = Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text()
+    killed.kill()
+    killed.wait()
+    assert children.split()
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children.split()))
+    # What it has done stays done: the next start does the rest.
+    work = Reproduction(tmp_path, tuple(cases(["low"], [1])), TINY)
+    done = list((tmp_path / "runs").glob("*.json"))
+    assert 2 <= len(done) == len(work.cases) - len(work.missing())
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def made_up(accuracy: float, losses: tuple[float, float]) -> RunRecord:
