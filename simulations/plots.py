@@ -72,7 +72,8 @@ def draw(axes: Axes, curves: Mapping[str, Curve], quantity: str, title: str) -> 
     """Draw means as lines, and one standard deviation around them as shades."""
     for i, (name, curve) in enumerate(curves.items()):
         look = LOOKS[i % len(LOOKS)]
-        mean, spread = curve.values.mean(axis=0), curve.values.std(axis=0)
+        mean = curve.values.mean(axis=0)
+        spread = curve.values.std(axis=0, ddof=min(1, len(curve.values) - 1))
         axes.plot(
             curve.steps,
             mean,

@@ -87,15 +87,14 @@ def sweep_page(title: str, panels: Mapping[str, Groups], notes: str = "") -> str
                 "seconds, all runs": f"{sum(run['seconds'] for run in runs):.0f}",
             }
         ),
-        "<h2>Final test accuracy</h2>",
-        "<p>Mean ± standard deviation over the seeds, and in how many of 100 chances "
-        "the rule left an adversary, or an honest node, out.</p>",
-        _finals(panels),
-        "<h2>Training</h2>",
-        "<p>Lines are means over the seeds, shades one standard deviation.</p>",
+        "<h2>Results</h2>",
+        "<p>Accuracy is the last on the test set, mean ± standard deviation over the "
+        "seeds; beside it, in how many of 100 chances the rule left an adversary, or "
+        "an honest node, out. Lines are means over the seeds, shades one standard "
+        "deviation.</p>",
     ]
     for name, groups in panels.items():
-        body.append(f"<h3>{escape(name)}</h3>")
+        body.append(f"<h3>{escape(name)}</h3>{_finals(groups)}")
         body.append(page.pictures([_curves(groups, q) for q in QUANTITIES]))
         told = {label: some for label, some in groups.items() if _tells(some)}
         strips = [f"<h3>{escape(k)}</h3>{_left_out(v)}" for k, v in told.items()]
@@ -205,15 +204,14 @@ def _privacy(runs: Sequence[RunRecord]) -> str:
     )
 
 
-def _finals(panels: Mapping[str, Groups]) -> str:
+def _finals(groups: Groups) -> str:
     rows = []
-    for name, groups in panels.items():
-        for label, some in groups.items():
-            last = np.array([run["evaluations"]["accuracy"][-1] for run in some])
-            cells = [name, label, f"{last.mean():.3f} ± {last.std():.3f}"]
-            rows.append(cells + _shares_by_kind(some))
-    heads = ["", "", "accuracy", "adversary out", "honest out"]
-    return page.table(heads, rows)
+    for label, some in groups.items():
+        last = np.array([run["evaluations"]["accuracy"][-1] for run in some])
+        spread = last.std(ddof=min(1, len(last) - 1))
+        cells = [label, f"{last.mean():.3f} ± {spread:.3f}"]
+        rows.append(cells + _shares_by_kind(some))
+    return page.table(["", "accuracy", "adversary out", "honest out"], rows)
 
 
 def _shares_by_kind(runs: Sequence[RunRecord]) -> list[str]:
