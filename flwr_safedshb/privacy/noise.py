@@ -18,6 +18,7 @@ Formal guarantees
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -54,11 +55,11 @@ class Randomness(Protocol):
         ...
 
 
-class _Draws:
+class _Draws(ABC):
     """The draws, from whatever generator a subclass provides."""
 
-    def _generator(self) -> np.random.Generator:
-        raise NotImplementedError
+    @abstractmethod
+    def _generator(self) -> np.random.Generator: ...
 
     def gaussian(self, size: int, std: float) -> npt.NDArray[np.float64]:
         """Return ``size`` independent draws of N(0, ``std``^2)."""
