@@ -8,17 +8,15 @@ renamed, so a kill leaves either the old file or the new one.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import zipfile
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord
 
+from flwr_safedshb.files import replace_file
 from flwr_safedshb.screening import Template
 
 _FORMAT = 1
@@ -119,23 +117,10 @@ def save(path: Path, progress: Progress) -> None:
         kept = progress.kept.values()
         arrays |= {f"kept-{i}": array.numpy() for i, array in enumerate(kept)}
     text = np.frombuffer(json.dumps(content).encode(), np.uint8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, allow_pickle=False, content=text, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(name)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    replace_file(
+        path,
+        lambda file: np.savez(file, allow_pickle=False, content=text, **arrays),
+    )
 
 
 def load(path: Path) -> Progress | None:

@@ -7,10 +7,8 @@ versions, and which mechanism the stated epsilon is true for.
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shlex
-import tempfile
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib import metadata
@@ -22,6 +20,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from flwr_safedshb.checkpoint import Progress
+from flwr_safedshb.files import replace_file
 from flwr_safedshb.grids import InProcessGrid
 from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement
 from simulations.app import composed, federation, make_client_app
@@ -157,18 +156,8 @@ def versions() -> dict[str, str]:
 
 def write(path: Path, run: RunRecord) -> None:
     """Write a run to `path`, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(run, file, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    text = json.dumps(run, allow_nan=False) + "\n"
+    replace_file(path, lambda file: file.write(text.encode()))
 
 
 def read(path: Path) -> RunRecord | None:

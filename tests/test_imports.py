@@ -13,6 +13,7 @@ PACKAGE = Path(flwr_safedshb.__file__).parent
 
 # A module may import what stands before it, and its own room.
 ROOMS = (
+    "files",
     "gram",
     "theory",
     "aggregation",

@@ -5,19 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import tempfile
 import urllib.request
 import zipfile
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_safedshb.files import replace_file
 from simulations.data.files import parse_libsvm
 from simulations.data.table import Table
 
@@ -67,7 +65,7 @@ class Phishing:
             )
         # Whoever cannot write downloads again next time.
         with suppress(OSError):
-            _replace(cached, lambda file: file.write(content))
+            replace_file(cached, lambda file: file.write(content))
         return content
 
 
@@ -125,23 +123,8 @@ def _parsed(content: bytes) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         return archive["inputs"], archive["labels"]
     inputs, labels, _ = parse_libsvm(content, NUM_FEATURES, NAME)
     with suppress(OSError):
-        _replace(path, lambda file: np.savez(file, inputs=inputs, labels=labels))
+        replace_file(path, lambda file: np.savez(file, inputs=inputs, labels=labels))
     return inputs, labels
-
-
-def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Put a file in place whole or not at all, whoever else does the same."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
 
 
 def _digest(content: bytes) -> str:
