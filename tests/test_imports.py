@@ -34,6 +34,7 @@ ROOMS = (
     "memory",
     "node",
     "client",
+    "commands",
     "cli",
 )
 FLOWER_ROOMS = ROOMS[ROOMS.index("npy") :]
