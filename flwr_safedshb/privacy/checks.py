@@ -10,6 +10,7 @@ from opacus.validators import ModuleValidator
 from opacus.validators.batch_norm import validate as batch_norm_errors
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.loss import _Loss
 
 from flwr_safedshb.privacy.hooks import PerExampleModule
@@ -47,6 +48,13 @@ def check_model(model: nn.Module) -> None:
                 "an embedding with scale_grad_by_freq, max_norm or sparse has no "
                 "per-example gradient; turn these options off"
             )
+        if isinstance(module, _ConvNd) and _pads_otherwise(module):
+            problems.append(
+                f"a convolution with padding_mode={module.padding_mode!r} has its "
+                "gradients taken as if it padded with zeros; use "
+                "padding_mode='zeros', or pad in a layer before it (nn.CircularPad2d, "
+                "nn.ReflectionPad2d, nn.ReplicationPad2d)"
+            )
     if problems:
         raise UnsupportedModelError(
             "the model cannot be trained privately: "
@@ -54,6 +62,16 @@ def check_model(model: nn.Module) -> None:
             + ". opacus.validators.ModuleValidator.fix(model) replaces the layers it "
             "knows a private substitute for"
         )
+
+
+def _pads_otherwise(layer: _ConvNd) -> bool:
+    """Say if a weight is trained on inputs padded with other values than zeros.
+
+    Opacus' formulas pad with zeros whatever the mode is: both paths would clip by the
+    norm of another gradient.
+    """
+    pads = layer.padding != "valid" and any(layer.padding)
+    return layer.padding_mode != "zeros" and pads and layer.weight.requires_grad
 
 
 def per_example_loss(loss: Loss) -> Loss:
