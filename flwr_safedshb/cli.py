@@ -1,7 +1,16 @@
-"""The `safedshb` command: what to know before, during and after a federation.
+"""Know what a federation guarantees: before it starts, while it runs, afterwards.
+
+For example:
+  safedshb rules --n 7 --f 3      what each rule of the server proves
+  safedshb attacks                what hostile clients may send
+  safedshb demo                   see them meet; needs the repository
+  safedshb rules --json           the same, for a program
+  safedshb rules --help           more about one command
 
 Exit codes: 0 yes or done; 1 no (a check failed, a request was refused); 2 the command
 was not understood or a value is out of bounds; 130 stopped by Ctrl-C.
+
+Colours are for terminals only: a pipe, a file, or NO_COLOR=1 gets plain text.
 """
 
 from __future__ import annotations
@@ -9,9 +18,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import os
 import pkgutil
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from types import ModuleType
 
 from flwr_safedshb import commands
@@ -21,16 +32,22 @@ YES, NO, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
-        return int(options.run(options))
+        code = int(options.run(options))
+        sys.stdout.flush()
     except (ValueError, FileNotFoundError) as error:
         print(f"safedshb {options.command}: {error}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
         print(f"safedshb {options.command}: stopped", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:
+        # The reader, such as `head`, has what it wanted; Python would complain of the
+        # closed pipe once more at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -41,8 +58,12 @@ def _parser() -> argparse.ArgumentParser:
         epilog=rest,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    version = f"safedshb {metadata.version('flwr-safedshb')}"
+    parser.add_argument("--version", action="version", version=version)
     choices = parser.add_subparsers(dest="command", metavar="command", required=True)
     for found in pkgutil.iter_modules(commands.__path__):
+        if found.name.startswith("_"):
+            continue
         command = importlib.import_module(f"{commands.__name__}.{found.name}")
         head, rest = _described(command)
         mine = choices.add_parser(
