@@ -1,4 +1,4 @@
-r"""Constants of the theory, each with the statement that it comes from.
+r"""Constants of robust averaging, each with the statement that it comes from.
 
 Two notions of robust averaging are in use, and a constant is worth nothing without its
 own. For all x_1..x_n and all S of size n - f, with cov_S the empirical covariance of S
