@@ -101,9 +101,7 @@ def test_is_the_literal_mean_plus_the_noise_of_the_source(
         p = plan(sampling=sampling, clipping=clipping)
         source = SeededRandomness(seed)
         batch = sample(p, source)
-        noise = np.concatenate(
-            [source.gaussian(w.numel(), p.noise_std) for w in net.parameters()]
-        )
+        noise = source.gaussian(sum(w.numel() for w in net.parameters()), p.noise_std)
         expected = literal(net, inputs[batch], targets[batch], p) + noise
         released = private_gradient(
             (net, LOSS), (inputs, targets), p, SeededRandomness(seed)

@@ -8,6 +8,9 @@ backward pass is enough.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -29,7 +32,7 @@ class LinearChain:
         self._module = module
         self._seen: list[tuple[nn.Linear, torch.Tensor, torch.Tensor]] = []
         for layer in module.modules():
-            if isinstance(layer, nn.Linear):
+            if isinstance(layer, nn.Linear) and _trained(layer):
                 layer.register_forward_hook(self._see)
 
     @staticmethod
@@ -58,35 +61,63 @@ class LinearChain:
         clip_norm : float
             C.
         """
+        layers, inputs, returned = self.backward(losses)
+        norms = self.norms(layers, inputs, returned)
+        factors, kept = clip_factors(norms, clip_norm)
+        if kept is not None:
+            inputs = [a[kept] for a in inputs]
+            returned = [g[kept] for g in returned]
+        return self.sums(layers, inputs, returned, factors), norms
+
+    def backward(
+        self, losses: torch.Tensor
+    ) -> tuple[list[nn.Linear], list[torch.Tensor], list[torch.Tensor]]:
+        """Return the layers, what went into each, (k, p), what came back, (k, q)."""
         seen, self._seen = self._seen, []
-        seen = [layer for layer in seen if _trained(layer[0])]
         if any(inputs.dim() != 2 for _, inputs, _ in seen):
             raise UnexpectedInputError
-        returned = torch.autograd.grad(losses.sum(), [output for *_, output in seen])
-        pairs = [(i.detach(), g) for (_, i, _), g in zip(seen, returned, strict=True)]
-        squares = torch.zeros(len(losses), dtype=torch.float64, device=losses.device)
-        for (layer, *_), (inputs, g) in zip(seen, pairs, strict=True):
-            size = torch.zeros_like(squares)
+        layers, inputs, outputs = zip(*seen, strict=True)
+        returned = torch.autograd.grad(losses, outputs, torch.ones_like(losses))
+        return list(layers), [a.detach() for a in inputs], list(returned)
+
+    @staticmethod
+    def norms(
+        layers: Sequence[nn.Linear],
+        inputs: Sequence[torch.Tensor],
+        returned: Sequence[torch.Tensor],
+    ) -> torch.Tensor:
+        """Return the norm of each example's whole gradient, float64, (k,)."""
+        parts = []
+        for layer, a, g in zip(layers, inputs, returned, strict=True):
+            part = _row_norms(g)
             if layer.weight.requires_grad:
-                size += inputs.double().square().sum(dim=1)
-            if layer.bias is not None and layer.bias.requires_grad:
-                size += 1.0
-            squares += g.double().square().sum(dim=1) * size
-        norms = squares.sqrt()
-        factors = (clip_norm / norms).clamp(max=1.0)
-        # C/inf is 0 and C/nan compares as false; zero times either would not be zero.
-        kept = factors > 0
-        if not kept.all():
-            pairs = [(inputs[kept], g[kept]) for inputs, g in pairs]
-            factors = factors[kept]
+                size = _row_norms(a)
+                if layer.bias is not None and layer.bias.requires_grad:
+                    size = size.square_().add_(1.0).sqrt_()
+                part *= size
+            parts.append(part)
+        if len(parts) == 1:
+            return parts[0]
+        joined: torch.Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
+        return joined
+
+    def sums(
+        self,
+        layers: Sequence[nn.Linear],
+        inputs: Sequence[torch.Tensor],
+        returned: Sequence[torch.Tensor],
+        factors: torch.Tensor,
+    ) -> list[torch.Tensor]:
+        """Return the sums of the gradients, each times its factor, by parameter."""
         sums: dict[int, torch.Tensor] = {}
-        for (layer, *_), (inputs, g) in zip(seen, pairs, strict=True):
+        for layer, a, g in zip(layers, inputs, returned, strict=True):
             weighted = g * factors.to(g.dtype).unsqueeze(1)
-            sums[id(layer.weight)] = weighted.T @ inputs
-            if layer.bias is not None:
+            if layer.weight.requires_grad:
+                sums[id(layer.weight)] = weighted.T @ a
+            if layer.bias is not None and layer.bias.requires_grad:
                 sums[id(layer.bias)] = weighted.sum(dim=0)
         trained = [p for p in self._module.parameters() if p.requires_grad]
-        return [sums[id(p)] for p in trained], norms
+        return [sums[id(p)] for p in trained]
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         """Pass examples through the module."""
@@ -101,8 +132,43 @@ class LinearChain:
         self._seen.append((layer, inputs[0], output))
 
 
+def clip_factors(
+    norms: torch.Tensor, clip_norm: float
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return min(1, C/norm) for every example that takes part, and which do.
+
+    Parameters
+    ----------
+    norms : Tensor of float64, shape (k,)
+    clip_norm : float
+        C.
+
+    Returns
+    -------
+    factors : Tensor, shape (k',)
+    kept : Tensor of bool, shape (k,), or None
+        None if all take part. An example whose norm is not finite does not: zero times
+        its gradient would not be zero.
+    """
+    kept = None
+    if not math.isfinite(norms.sum()):
+        kept = norms.isfinite()
+        norms = norms[kept]
+    return (clip_norm / norms).clamp_(max=1.0), kept
+
+
+def _row_norms(rows: torch.Tensor) -> torch.Tensor:
+    # In float64: in float32 squares of small values vanish.
+    norms: torch.Tensor = torch.linalg.vector_norm(rows.double(), dim=1)
+    return norms
+
+
 def _plain(module: nn.Module) -> bool:
-    if type(module).forward in (nn.Sequential.forward, nn.Linear.forward):
+    if module._forward_hooks or module._forward_pre_hooks:
+        return False  # They may replace a weight, or what the layer returns.
+    if type(module).forward is nn.Linear.forward:
+        return module._parameters.keys() == {"weight", "bias"}
+    if type(module).forward is nn.Sequential.forward:
         return True
     bare = not module._parameters and not module._modules
     return bare and not getattr(module, "inplace", False)

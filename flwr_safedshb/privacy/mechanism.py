@@ -92,11 +92,7 @@ def private_gradient(
             "the gradient step failed on this client's examples; the cause is withheld "
             "because it may quote them: call ClippedGradients on them locally to see it"
         )
-    weights = (p for p in gradients.model.parameters() if p.requires_grad)
-    return [
-        _release(layer, weight, plan, randomness, weight_decay)
-        for layer, weight in zip(total, weights, strict=True)
-    ]
+    return _release(total, gradients.model, plan, randomness, weight_decay)
 
 
 def _check(
@@ -144,17 +140,30 @@ def _sum(
 
 
 def _release(
-    total: torch.Tensor,
-    weight: torch.Tensor,
+    total: list[torch.Tensor],
+    model: nn.Module,
     plan: PrivacyPlan,
     randomness: Randomness,
     weight_decay: float,
-) -> npt.NDArray[np.float32]:
+) -> Layers:
     """(1/b) total + noise, in float64 until the end (Alg. 1, line 3)."""
-    released = randomness.gaussian(total.numel(), plan.noise_std)
-    mean = total.detach().reshape(-1).cpu().numpy().astype(np.float64)
-    mean /= plan.batch_size
-    released += mean
-    if weight_decay:
-        released += weight_decay * weight.detach().reshape(-1).cpu().numpy()
-    return released.astype(np.float32).reshape(total.shape)
+    size = sum(layer.numel() for layer in total)
+    noisy = randomness.gaussian(size, plan.noise_std)
+    weights = [p for p in model.parameters() if p.requires_grad]
+    released = np.empty(size, dtype=np.float32)
+    layers, start = [], 0
+    for layer, weight in zip(total, weights, strict=True):
+        part = slice(start, start + layer.numel())
+        noise = noisy[part]
+        noise += _flat(layer) / np.float64(plan.batch_size)
+        if weight_decay:
+            noise += weight_decay * _flat(weight)
+        released[part] = noise
+        layers.append(released[part].reshape(layer.shape))
+        start = part.stop
+    return layers
+
+
+def _flat(tensor: torch.Tensor) -> npt.NDArray[np.floating]:
+    """Return a view where the tensor is on the processor."""
+    return tensor.detach().cpu().numpy().reshape(-1)
