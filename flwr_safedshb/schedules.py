@@ -4,8 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 Schedule = float | Callable[[int], float]
+
+
+class Rates(Protocol):
+    """gamma_t and beta_t together, as `SafeDSHB` takes them.
+
+    The convergence theorem's are `theory.StronglyConvex` and `theory.NonConvex`.
+    """
+
+    @property
+    def learning_rate(self) -> Schedule:
+        """Return gamma_t."""
+        ...
+
+    @property
+    def momentum(self) -> Schedule:
+        """Return beta_t."""
+        ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same gamma and beta in every step, as in the paper's experiments."""
+
+    learning_rate: float
+    momentum: float
 
 
 def learning_rate_at(schedule: Schedule, step: int) -> float:

@@ -36,6 +36,7 @@ from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.strategy import SafeDSHB
 from simulations.data import Examples, Federation, federated, flipped
 from simulations.models import build, classification_loss, evaluate, training_loss
+from simulations.schedules import scheduled
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 OVERRIDES = "hydra-overrides"
@@ -130,11 +131,13 @@ def serve(overrides: str, grid: Grid) -> None:
     if _attacked(cfg):
         f = cfg.num_malicious_nodes
         grid = AdversarialGrid(grid, _attack(cfg), f, rule, cfg.seed)
+    data = federation(overrides)
+    rates = scheduled(cfg, data, untrained(overrides), rule)
     strategy = SafeDSHB(
         rule,
         cfg.num_malicious_nodes,
-        server_learning_rate=cfg.server_learning_rate,
-        momentum=cfg.momentum,
+        server_learning_rate=rates.learning_rate,
+        momentum=rates.momentum,
         output=cfg.output,
         min_available_nodes=cfg.num_nodes,
         node_timeout=cfg.engine.get("node_timeout", 600),
@@ -145,7 +148,6 @@ def serve(overrides: str, grid: Grid) -> None:
     # In process the clients load weights into the same model.
     model = copy.deepcopy(untrained(overrides))
     initial = ArrayRecord(model.state_dict())
-    data = federation(overrides)
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         if server_round % cfg.evaluate_every and server_round != cfg.steps:
