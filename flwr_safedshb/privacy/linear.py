@@ -30,6 +30,7 @@ class LinearChain:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
+        self._trained = [p for p in module.parameters() if p.requires_grad]
         self._seen: list[tuple[nn.Linear, torch.Tensor, torch.Tensor]] = []
         for layer in module.modules():
             if isinstance(layer, nn.Linear) and _trained(layer):
@@ -116,8 +117,7 @@ class LinearChain:
                 sums[id(layer.weight)] = weighted.T @ a
             if layer.bias is not None and layer.bias.requires_grad:
                 sums[id(layer.bias)] = weighted.sum(dim=0)
-        trained = [p for p in self._module.parameters() if p.requires_grad]
-        return [sums[id(p)] for p in trained]
+        return [sums[id(p)] for p in self._trained]
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         """Pass examples through the module."""

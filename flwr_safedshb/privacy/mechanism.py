@@ -29,6 +29,10 @@ Example = tuple[torch.Tensor, torch.Tensor]
 Data = Dataset[Example] | tuple[torch.Tensor, torch.Tensor]
 Layers = list[npt.NDArray[np.float32]]
 
+# Values that get their noise at a time: few, so that they stay in the cache and the
+# noise takes little memory beside the model.
+_BLOCK = 2**16
+
 
 class PrivateDataError(RuntimeError):
     """The step failed on private data; the text never says how."""
@@ -147,20 +151,22 @@ def _release(
     weight_decay: float,
 ) -> Layers:
     """(1/b) total + noise, in float64 until the end (Alg. 1, line 3)."""
-    size = sum(layer.numel() for layer in total)
-    noisy = randomness.gaussian(size, plan.noise_std)
-    weights = [p for p in model.parameters() if p.requires_grad]
-    released = np.empty(size, dtype=np.float32)
+    released = np.concatenate([_flat(layer) for layer in total])
+    for start in range(0, len(released), _BLOCK):
+        block = released[start : start + _BLOCK]
+        noisy = randomness.gaussian(len(block), plan.noise_std)
+        noisy += block / np.float64(plan.batch_size)
+        block[:] = noisy
+    released = released.astype(np.float32, copy=False)
     layers, start = [], 0
-    for layer, weight in zip(total, weights, strict=True):
-        part = slice(start, start + layer.numel())
-        noise = noisy[part]
-        noise += _flat(layer) / np.float64(plan.batch_size)
-        if weight_decay:
-            noise += weight_decay * _flat(weight)
-        released[part] = noise
-        layers.append(released[part].reshape(layer.shape))
-        start = part.stop
+    for layer in total:
+        stop = start + layer.numel()
+        layers.append(released[start:stop].reshape(layer.shape))
+        start = stop
+    if weight_decay:
+        weights = (p for p in model.parameters() if p.requires_grad)
+        for mine, weight in zip(layers, weights, strict=True):
+            mine += weight_decay * _flat(weight).reshape(mine.shape)
     return layers
 
 
