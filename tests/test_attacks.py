@@ -48,6 +48,7 @@ from flwr_safedshb.attacks import (
     most_harmful_tau,
 )
 from flwr_safedshb.gram import Clients, FloatArray
+from tests.configured import configured
 from tests.oracles import Floats
 
 if TYPE_CHECKING:
@@ -67,6 +68,14 @@ ATTACKS: "list[AttackFunction]" = [
     Mimic(),
     MinMax(),
     MinSum(),
+]
+# Whoever adds a file to conf/ has added its attack to these tests.
+ATTACKS += [
+    attack
+    for attack in configured("attack")
+    if isinstance(attack, Attack)
+    and attack.replaces_vectors
+    and type(attack) not in set(map(type, ATTACKS))
 ]
 RULES: list[Rule] = [
     SMEA(),

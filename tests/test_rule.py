@@ -20,6 +20,7 @@ from flwr_safedshb.aggregation import (
     Rule,
     TrimmedMean,
 )
+from tests.configured import configured
 from tests.oracles import Floats, covariance_lambda, family, subsets
 
 RULES: list[Rule] = [
@@ -39,6 +40,12 @@ RULES: list[Rule] = [
     NNM(Krum()),
     NNM(Median()),
     NNM(TrimmedMean()),
+]
+# Whoever adds a file to conf/ has added its rule to these tests.
+RULES += [
+    rule
+    for rule in configured("aggregation")
+    if isinstance(rule, Rule) and type(rule) not in set(map(type, RULES))
 ]
 every_rule = pytest.mark.parametrize("rule", RULES, ids=str)
 

@@ -1,0 +1,97 @@
+"""A newcomer who follows CONTRIBUTING needs the files it names, and no others."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = dict(
+    re.findall(
+        r'```\w+ title="([^"]+)"\n(.*?)```',
+        (ROOT / "CONTRIBUTING.md").read_text(),
+        flags=re.DOTALL,
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the repository with the files of CONTRIBUTING, and no file changed."""
+    folder = tmp_path_factory.mktemp("copy") / "repository"
+    for name in ("flwr_safedshb", "conf", "simulations", "tests"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    for name, text in BLOCKS.items():
+        assert not (folder / name).exists(), f"{name} is there already"
+        (folder / name).write_text(text)
+    return folder
+
+
+def ran(copy: Path, *command: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=copy,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_a_rule_and_an_attack_are_one_file_one_yaml_one_test() -> None:
+    rooms = [(Path(name).parts[0], Path(name).suffix) for name in BLOCKS]
+    assert rooms == [("flwr_safedshb", ".py"), ("conf", ".yaml"), ("tests", ".py")] * 2
+
+
+def test_their_tests_pass_and_so_do_those_that_all_share(copy: Path) -> None:
+    files = ("medoid", "corner", "conf", "rule", "attacks", "imports")
+    chosen = "medoid or Medoid or corner or Corner"
+    out = ran(
+        copy,
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rA", "-k", chosen),
+        *(f"tests/test_{name}.py" for name in files),
+    )
+    passed = set(re.findall(r"^PASSED tests/(\S+)", out, flags=re.MULTILINE))
+    for expected in (
+        "test_medoid.py::test_medoid_is_the_vector_nearest_to_all_others",
+        "test_corner.py::test_every_adversary_sends_the_largest_values",
+        "test_conf.py::test_aggregation[medoid]",
+        "test_conf.py::test_attack[corner]",
+        "test_rule.py::test_equivariance[Medoid()]",
+        "test_attacks.py::test_who_hides_sends_the_same_vector[Corner()]",
+        "test_imports.py::test_dependencies_point_one_way[aggregation/medoid.py]",
+    ):
+        assert expected in passed, out[-3000:]
+
+
+def test_both_run_in_an_experiment(copy: Path) -> None:
+    overrides = ["aggregation=medoid", "attack=corner", "steps=2", "hydra.run.dir=out"]
+    out = ran(copy, "-m", "simulations.run", *overrides)
+    assert "round 2: loss" in out
+    record = json.loads((copy / "out" / "model.json").read_text())
+    assert record["config"]["aggregation"]["_target_"].endswith("medoid.Medoid")
+    # All weight on one of seven.
+    assert [len(nodes) for nodes in record["rounds"]["left_out"]] == [6, 6]
+
+
+def test_both_are_listed(copy: Path) -> None:
+    script = "from flwr_safedshb.cli import main; main(['{}', '--json'])"
+    for command, name in (("rules", "Medoid()"), ("attacks", "Corner")):
+        rows = json.loads(ran(copy, "-c", script.format(command)))
+        assert name in {row[command.removesuffix("s")] for row in rows}
+
+
+def test_they_are_written_as_the_rest_is(copy: Path) -> None:
+    python = [name for name in BLOCKS if name.endswith(".py")]
+    ran(copy, "-m", "ruff", "check", *python)
+    ran(copy, "-m", "ruff", "format", "--check", *python)
