@@ -274,3 +274,19 @@ def test_small_federations_need_no_compiler() -> None:
     """The search is imported where it is used: seven clients never wait for numba."""
     source = Path(smea.__file__).read_text()
     assert "\nfrom flwr_safedshb.aggregation.search" not in source
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-80, 1e-150, 1e140])
+def test_bounds_hold_the_top_eigenvalue(scale: float) -> None:
+    """A subset is passed over only if it cannot be the best, at any scale."""
+    rng = np.random.default_rng(0)
+    for m in (1, 2, 3, 4, 7):
+        points = rng.normal(size=(200, m, 5)) * 10.0 ** rng.uniform(-9, 0, (200, 1, 5))
+        points[:20, 1:] = points[:20, :1]  # equal vectors
+        centred = (points - points.mean(axis=1, keepdims=True)) * scale
+        scatters = centred @ centred.swapaxes(1, 2)
+        lowest, highest = smea._eigenvalue_bounds(scatters)
+        values = np.maximum(np.linalg.eigvalsh(scatters)[:, -1], 0.0)
+        assert (lowest <= values * (1 + 1e-9) + 1e-25 * scale**2).all()
+        assert (highest >= values * (1 - 1e-9)).all()
+        assert np.isfinite(highest).all()

@@ -122,7 +122,7 @@ class SMEA(GramRule):
 
 
 def _enumerate(distances: FloatArray, m: int) -> tuple[Subset, FloatArray]:
-    """Look at every subset; of those that tie, take the first.
+    """Look at every subset that may be the best; of those that tie, take the first.
 
     Parameters
     ----------
@@ -136,11 +136,39 @@ def _enumerate(distances: FloatArray, m: int) -> tuple[Subset, FloatArray]:
     """
     subsets = _subsets(distances.shape[-1], m)
     blocks = distances[:, subsets[:, :, None], subsets[:, None, :]]
-    values = np.linalg.eigvalsh(scatter_gram(blocks))[..., -1]
+    scatters = scatter_gram(blocks)
+    lowest, highest = _eigenvalue_bounds(scatters)
+    within = 1.0 + 2 * RESOLUTION  # what ties with the best is looked at, too
+    open_ = lowest <= within * highest.min(axis=1, keepdims=True)
+    values = np.full(open_.shape, np.inf)
+    values[open_] = np.linalg.eigvalsh(scatters[open_])[..., -1]
     smallest = values.min(axis=1, keepdims=True)
     first = np.argmax(values <= smallest + RESOLUTION * np.abs(smallest), axis=1)
     found = np.take_along_axis(values, first[:, None], axis=1)[:, 0]
     return subsets[first], np.maximum(found, 0.0)
+
+
+def _eigenvalue_bounds(scatters: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return bounds on the top eigenvalues of scatters, (..., m, m), from their traces.
+
+    With t the sum and q the sum of squares of the m - 1 eigenvalues that are not zero
+    by centring: q <= lambda t for the largest, and lambda is at most sqrt(m - 2)
+    deviations above their mean (Wolkowicz and Styan, 1980).
+    """
+    rank = max(scatters.shape[-1] - 1, 1)
+    total = np.trace(scatters, axis1=-2, axis2=-1)
+    scale = float(total.max())
+    if not scale > 0.0:
+        return np.zeros_like(total), total
+    scaled = scatters / scale
+    squares = np.einsum("...ij,...ij->...", scaled, scaled)
+    mean = total / (scale * rank)
+    spread = np.sqrt(np.maximum(squares / rank - mean * mean, 0.0))
+    # The difference above may have lost all but the last bits of the mean.
+    highest = mean + np.sqrt(rank - 1.0) * (spread + 1e-7 * mean)
+    exact = squares > 1e-280  # or the squares have underflowed
+    lowest = np.divide(squares, mean * rank, out=np.zeros_like(mean), where=exact)
+    return scale * lowest, np.where(exact, scale * highest, total)
 
 
 @lru_cache(maxsize=32)
