@@ -31,6 +31,7 @@ from torch import nn
 
 from flwr_safedshb import npy
 from flwr_safedshb.memory import Vector, keep, recall
+from flwr_safedshb.mods import refuse_mods
 from flwr_safedshb.node import RefusedError, admit
 from flwr_safedshb.privacy.gradients import (
     ClippedGradients,
@@ -141,6 +142,7 @@ class SafeDSHBClient(NumPyClient):
         ------
         RefusedError
         """
+        refuse_mods()
         try:
             momentum = self._step(parameters, config)
         except RefusedError:

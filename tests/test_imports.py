@@ -33,6 +33,7 @@ ROOMS = (
     "strategy",
     "memory",
     "node",
+    "mods",
     "client",
     "commands",
     "cli",
