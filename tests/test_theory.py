@@ -262,6 +262,8 @@ def test_mean_estimation_bound_by_hand() -> None:
     assert found.privacy == pytest.approx(50 / 9)
     assert found.both == pytest.approx(1 / 8)
     assert found.robustness == pytest.approx(4.0)
+    # (2.35702 + 0.35355 + 2)^2.
+    assert found.combined == pytest.approx(22.1875, rel=1e-4)
     # f = 0 is the mean's own error, without noise that of heterogeneity alone.
     assert theory.mean_estimation_bound(10, 0, 64, 0.5, 0.0).total == 64 / 4 / 10
     assert theory.mean_estimation_bound(10, 2, 64, 0.0, 1.0, 3.0).terms == {

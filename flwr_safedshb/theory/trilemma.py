@@ -59,6 +59,11 @@ class Trilemma:
         """The sum."""
         return self.privacy + self.both + self.robustness
 
+    @property
+    def combined(self) -> float:
+        """The square of the sum of the roots: of errors that may point the same way."""
+        return sum(map(math.sqrt, self.terms.values())) ** 2
+
 
 def closed_form_noise_std(
     clip_norm: float,
@@ -212,11 +217,12 @@ def robustness_lower_bound(n: int, f: int, heterogeneity: float) -> float:
 def mean_estimation_bound(
     n: int, f: int, d: int, noise_std: float, kappa: float, heterogeneity: float = 0.0
 ) -> Trilemma:
-    r"""Return terms whose roots add up to a bound on the error of one aggregate.
+    r"""Return terms that combine to a bound on the error of one aggregate.
 
-    E||R - mean||^2 <= (sqrt(privacy) + sqrt(both) + sqrt(robustness))^2, where R is the
-    aggregate of what n clients send, mean that of the honest clients' vectors before
-    noise, and, with h = n - f and sigma = sigma_DP,
+    E||R - mean||^2 <= (sqrt(privacy) + sqrt(both) + sqrt(robustness))^2, the
+    `Trilemma.combined` of what is returned, where R is the aggregate of what n clients
+    send, mean that of the honest clients' vectors before noise, and, with h = n - f and
+    sigma = sigma_DP,
 
     privacy = (1 + sqrt(kappa))^2 d sigma^2/h, both = kappa sigma^2 (1 + 1/h),
     robustness = kappa Gcov^2.
