@@ -2,15 +2,28 @@ import numpy as np
 import pytest
 
 from flwr_safedshb.aggregation import CAF, Filter, filter
+from flwr_safedshb.aggregation.filter import least_share
 from flwr_safedshb.theory import filter_eta, kappa_filter
-from tests.oracles import FAMILIES, Floats, covariance_lambda, family
+from tests.oracles import FAMILIES, Floats, covariance_lambda, family, subsets
+
+
+def literal_share(c: Floats, f: int) -> float:
+    """What weights share with the uniform ones of a subset, at least, by trying all."""
+    size = len(c) - f
+    shared = np.minimum(c / c.sum(), 1 / size)
+    return min(float(shared[subset].sum()) for subset in subsets(len(c), size))
 
 
 def literal_filter(
-    x: Floats, f: int, spectral_bound: float, min_mass: float
+    x: Floats, f: int, spectral_bound: float, min_mass: float | None
 ) -> tuple[Floats, Floats]:
     """The definition in d dimensions: weights, mean; see the module for the test."""
     n = len(x)
+    share = 0.0
+    if min_mass is None:
+        min_mass = n - 2 * f
+        if spectral_bound == 0 and f >= n / 3:
+            share = ((n - 2 * f) / (n - f)) ** 2
     c = np.ones(n)
     seen: list[tuple[float, Floats]] = []
     while True:
@@ -18,9 +31,11 @@ def literal_filter(
         centred = x - mean
         covariance = (c[:, None] * centred).T @ centred / c.sum()
         values, vectors = np.linalg.eigh(covariance)
-        seen.append((values[-1], c))
+        if share == 0 or literal_share(c, f) >= share:
+            seen.append((values[-1], c))
         if values[-1] <= filter_eta(n, f) * spectral_bound + 1e-13:
-            return c / c.sum(), mean
+            c = seen[-1][1]
+            return c / c.sum(), c @ x / c.sum()
         tau = np.where(c > 0, (centred @ vectors[:, -1]) ** 2, 0.0)
         c = c * (1.0 - tau / tau.max())
         if c.sum() <= min_mass:
@@ -37,8 +52,7 @@ def test_equals_the_definition(name: str, bound: float) -> None:
         f = int(rng.integers(0, (n - 1) // 2 + 1))
         x = family(name, n, f, int(rng.integers(2, 9)), rng)
         for min_mass in (None, n - f):
-            floor = n - 2.0 * f if min_mass is None else float(min_mass)
-            weights, mean = literal_filter(x, f, bound, floor)
+            weights, mean = literal_filter(x, f, bound, min_mass)
             rule = Filter(bound, min_mass)
             np.testing.assert_allclose(rule(x, f), mean, atol=1e-7)
             np.testing.assert_allclose(rule.weigh(x @ x.T, f).weights, weights, 0, 1e-7)
@@ -62,6 +76,61 @@ def test_run_to_the_end_all_weight_is_on_one_point() -> None:
 def test_default_keeps_the_mass_of_an_honest_majority() -> None:
     x = np.random.default_rng(0).normal(size=(9, 20))
     assert (Filter().weigh(x @ x.T, 3).weights > 0).sum() >= 3
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_below_a_third_the_default_is_robust_averaging(name: str) -> None:
+    """The inequality of the class, for every subset."""
+    for seed in range(15):
+        rng = np.random.default_rng(seed)
+        n, f = [(4, 1), (7, 2), (9, 2), (10, 3)][seed % 4]
+        x = family(name, n, f, int(rng.integers(1, 6)), rng)
+        out = Filter()(x, f)
+        eta = 2 * (n - f) / (n - 2 * f)
+        kappa = 2 * f / (n - 3 * f) * (1 + np.sqrt(eta)) ** 2
+        for s in subsets(n, n - f):
+            error = np.sum((out - x[s].mean(axis=0)) ** 2)
+            scale = float(np.sum(x[s] ** 2)) * 1e-14
+            assert error <= kappa * covariance_lambda(x[s]) + scale
+
+
+def hidden_colluders(seed: int) -> Floats:
+    """Three who send one vector that stands out less than the noise of the honest."""
+    rng = np.random.default_rng(seed)
+    honest = 0.1 + rng.normal(size=(4, 69))
+    return np.vstack([honest, np.tile(-0.5 * honest.mean(axis=0), (3, 1))])
+
+
+def test_colluders_never_hold_all_the_weight() -> None:
+    captured = 0
+    for seed in range(100):
+        x = hidden_colluders(seed)
+        weights = Filter().weigh(x @ x.T, 3).weights
+        assert weights[:4].sum() >= 1 / 16
+        captured += CAF().weigh(x @ x.T, 3).weights[:4].sum() < 1e-9
+    # So they would, without a look at who may hold the weight.
+    assert captured > 50
+
+
+@pytest.mark.parametrize(("n", "f"), [(5, 2), (7, 3), (9, 4), (21, 10)])
+def test_colluders_far_away_are_dropped(n: int, f: int) -> None:
+    """It takes most of the honest mass, too: no stop may come before that."""
+    x = np.random.default_rng(n).normal(size=(n, 30))
+    x[:f] = 1e4
+    weights = Filter().weigh(x @ x.T, f).weights
+    np.testing.assert_array_equal(weights[:f], 0.0)
+    stopped = Filter(min_mass=f + 0.5).weigh(x @ x.T, f).weights
+    np.testing.assert_allclose(stopped, 1 / n)
+
+
+def test_the_share_is_the_least_over_all_subsets() -> None:
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(3, 9))
+        f = int(rng.integers(0, (n - 1) // 2 + 1))
+        c = rng.uniform(size=n) * (rng.uniform(size=n) < 0.7)
+        c[0] = 1.0
+        assert least_share(c, f) == pytest.approx(literal_share(c, f), abs=1e-12)
 
 
 def test_valid_bound_gives_the_proved_error() -> None:
@@ -97,8 +166,9 @@ def test_iterative_eigenvector_equals_the_full_decomposition(
 
 
 def test_caf_is_the_filter_without_a_bound() -> None:
-    x = family("alie", 12, 4, 6, np.random.default_rng(0))
+    x = family("alie", 13, 4, 6, np.random.default_rng(0))
     assert CAF()(x, 4).tobytes() == Filter()(x, 4).tobytes()
+    assert CAF()(x, 6).tobytes() == Filter(min_mass=1.0)(x, 6).tobytes()
 
 
 @pytest.mark.parametrize(

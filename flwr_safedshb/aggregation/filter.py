@@ -27,14 +27,39 @@ DENSE = 128
 
 @dataclass(frozen=True)
 class Filter(GramRule):
-    """Iterative down-weighting along the top eigenvector of the covariance.
+    r"""Iterative down-weighting along the top eigenvector of the covariance.
 
-    Stops when the top eigenvalue is at most eta sigma_0^2, with eta = 2n(n-f)/(n-2f)^2,
-    or before the mass sum_i c_i of the weights falls to `min_mass`; then it returns the
-    mean with the smallest top eigenvalue that it saw. With a valid sigma_0 the first
-    test always comes first, and the proved bound stands. With sigma_0 = 0 the second
-    keeps it sane: run to the end (`min_mass=0`, the paper's experiments), all weight is
-    left on one single vector.
+    Stops when the top eigenvalue s2 is at most eta sigma_0^2, with
+    eta = 2n(n-f)/(n-2f)^2, or before the mass sum_i c_i of the weights falls to
+    `min_mass`; then it returns the mean with the smallest s2 that it saw. With a valid
+    sigma_0 the first test always comes first, and the proved bound stands. With
+    sigma_0 = 0 the second keeps it sane: run to the end (`min_mass=0`, the paper's
+    experiments), all weight is left on one single vector.
+
+    Formal guarantees
+    -----------------
+    With sigma_0 = 0, the default stop and f < n/3, for every S of n - f vectors,
+    lambda_S the top eigenvalue of their covariance and e = 2(n-f)/(n-2f):
+    ||out - mean_S||^2 <= 2f/(n-3f) (1 + sqrt(e))^2 lambda_S. Proof in two steps.
+
+    1. *A mean with s2 <= e lambda_S comes before the mass falls to n - 2f.* Let h and a
+       be the masses of S and of the others, M = h + a, and W <= (n-f) lambda_S the
+       scatter of S about its weighted mean along v. The means of the two parts are
+       apart by no more than M s2 - W allows, so the scatter of S about the common mean
+       is at most W + (a/M)(M s2 - W) <= (n-f) lambda_S + a s2. While s2 > e lambda_S
+       and h - a >= n - 2f, that is less than M s2/2: S loses less weight than the
+       others, h - a grows, and as these lose f at most, M > n - 2f.
+    2. *Means of like weights are near.* Weights of sum 1 that share o with the uniform
+       ones of S have their means within sqrt((1-o)/o) (sqrt(s2) + sqrt(lambda_S)). A
+       mass above n - 2f shares at least (n-3f)/(n-f) with any S.
+
+    For f >= n/3 step 2 is void: what is left may be f colluders alone, whose equal
+    vectors have s2 = 0. So there a mean counts only if it shares at least
+    ((n-2f)/(n-f))^2 with every S, which is positive, and (1-o)/o then grows with
+    (n-2f)^-2 as the constants of Filter do. No proof comes with it, for step 1 may need
+    a mean that does not count. A larger `min_mass` would be no remedy: to drop f equal
+    vectors far away takes the mass to n(n-2f)/(n-f) at once, less than f for n = 7,
+    f = 3; stopped before that, the rule is the plain mean.
 
     Parameters
     ----------
@@ -42,7 +67,8 @@ class Filter(GramRule):
         sigma_0^2, an upper bound on lambda_max of the honest vectors' covariance; 0 if
         none is known.
     min_mass : float, optional
-        Default n - 2f.
+        Default n - 2f, without a bound as described above. A given one is taken
+        literally: the smallest s2 decides.
     """
 
     spectral_bound: float = 0.0
@@ -70,15 +96,17 @@ class Filter(GramRule):
         n = len(gram)
         min_mass = n - 2.0 * f if self.min_mass is None else self.min_mass
         stop = filter_eta(n, f) * self.spectral_bound
+        shared = self._least_share(n, f)
         c, least, best = np.ones(n), np.inf, np.ones(n)
         start = None
         # Every turn takes at least one weight to zero.
         while True:
             value, projections, start = _top(gram, c, start)
-            if value < least:
+            counts = shared == 0.0 or least_share(c, f) >= shared
+            if counts and value < least:
                 least, best = value, c
             if value <= stop:
-                return self._weighing(c, value, self.kappa(n, f))
+                return self._weighing(best, least, self.kappa(n, f))
             squares = np.where(c > 0.0, projections**2, 0.0)
             # Equal vectors must go together: a remnant of one, left by round-off, would
             # stick out most in the next turn and shrink the others once more.
@@ -92,6 +120,11 @@ class Filter(GramRule):
                 return self._weighing(best, least, None)
             c = shrunk
 
+    def _least_share(self, n: int, f: int) -> float:
+        """Return what a mean must share with every S in order to count."""
+        agnostic = self.min_mass is None and self.spectral_bound == 0.0
+        return ((n - 2 * f) / (n - f)) ** 2 if agnostic and 3 * f >= n else 0.0
+
     def _weighing(self, c: FloatArray, value: float, kappa: float | None) -> Weighing:
         return Weighing(c / c.sum(), subset=None, lambda_max=value, kappa=kappa)
 
@@ -101,12 +134,30 @@ class CAF(GramRule):
     """Covariance-bound Agnostic Filter (Allouah, Guerraoui, Stephan, 2025).
 
     The filter that knows no bound: it goes on until the mass reaches n - 2f and returns
-    the mean with the smallest top eigenvalue. `Filter`'s default stop is this one.
+    the mean with the smallest top eigenvalue. For f < n/3 `Filter` does the same by
+    default.
     """
 
     def weigh(self, gram: FloatArray, f: int) -> Weighing:
         """Return the weights with the smallest top eigenvalue."""
-        return Filter().weigh(gram, f)
+        gram = check_gram(gram, f)
+        return Filter(min_mass=len(gram) - 2.0 * f).weigh(gram, f)
+
+
+def least_share(c: FloatArray, f: int) -> float:
+    """Return what weights share, at least, with equal ones on any n - f vectors.
+
+    That is the smallest sum over S of min(c_i / sum(c), 1/(n-f)): without the f largest
+    terms.
+
+    Parameters
+    ----------
+    c : (n,) array
+        At least 0, not all of them 0.
+    f : int
+    """
+    size = len(c) - f
+    return float(np.sort(np.minimum(c / c.sum(), 1.0 / size))[:size].sum())
 
 
 def _top(
