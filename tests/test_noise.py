@@ -55,9 +55,8 @@ def test_draws_are_independent(source: Randomness) -> None:
 
 
 @pytest.mark.usefixtures("fixed_entropy")
-@pytest.mark.parametrize("source", [SecureRandomness(), SeededRandomness(5)])
-def test_each_value_is_half_a_sum_of_four(
-    source: Randomness, monkeypatch: pytest.MonkeyPatch
+def test_each_secure_value_is_half_a_sum_of_four(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Ones:
         calls = 0
@@ -75,8 +74,8 @@ def test_each_value_is_half_a_sum_of_four(
             return out
 
     ones = Ones()
-    monkeypatch.setattr(type(source), "_generator", lambda self: ones)
-    assert source.gaussian(3, 0.5).tolist() == [1.0, 1.0, 1.0]
+    monkeypatch.setattr(SecureRandomness, "_generator", lambda self: ones)
+    assert SecureRandomness().gaussian(3, 0.5).tolist() == [1.0, 1.0, 1.0]
     assert ones.calls == 4
 
 
@@ -160,7 +159,7 @@ def test_seeded_values_are_pinned() -> None:
     generator = np.random.Generator(
         np.random.PCG64(np.random.SeedSequence(7, spawn_key=(3, 11)))
     )
-    expected = sum(generator.standard_normal(5) for _ in range(4)) * 0.25
+    expected = generator.standard_normal(5) * 0.5
     np.testing.assert_array_equal(source.gaussian(5, 0.5), expected)
 
 

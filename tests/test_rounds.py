@@ -65,9 +65,7 @@ def algorithm_1(rule: Rule, plan: PrivacyPlan) -> NDArray[np.float64]:
                 gradient = residual * x
                 norm = np.linalg.norm(gradient)
                 total += gradient * min(1.0, plan.clip_norm / norm)
-            noise = np.concatenate(
-                [randomness.gaussian(k, plan.noise_std) for k in (DIMENSION, 1)]
-            )
+            noise = randomness.gaussian(DIMENSION + 1, plan.noise_std)
             private = total / plan.batch_size + noise + DECAY * theta  # line 3
             momenta[i] = beta * momenta[i] + (1.0 - beta) * private  # line 4
         theta = theta - rate(t) * np.asarray(rule(momenta, F))  # lines 5 and 6

@@ -10,7 +10,7 @@ Formal guarantees
 - Every draw of `SecureRandomness` starts from its own 128-bit key out of the operating
   system's entropy. No generator state outlives a draw, so a forked process, a copied or
   an unpickled object cannot repeat a stream.
-- A Gaussian value is half the sum of four independent ones in float64: the same
+- Its Gaussian values are half the sum of four independent ones in float64: the same
   distribution, with the low-order bits that floating-point attacks read off blunted
   (Holohan and Braghin, "Secure Random Sampling in Differential Privacy", 2021).
 """
@@ -61,17 +61,6 @@ class _Draws(ABC):
     @abstractmethod
     def _generator(self) -> np.random.Generator: ...
 
-    def gaussian(self, size: int, std: float) -> npt.NDArray[np.float64]:
-        """Return ``size`` independent draws of N(0, ``std``^2)."""
-        generator = self._generator()
-        total = generator.standard_normal(size)
-        part = np.empty_like(total)
-        for _ in range(3):
-            generator.standard_normal(out=part)
-            total += part
-        total *= std / 2.0
-        return total
-
     def subset(self, population: int, size: int) -> npt.NDArray[np.int64]:
         """Return a uniform subset of ``range(population)`` with ``size`` members."""
         # The order carries no information a sum would keep, hence no shuffle.
@@ -90,6 +79,17 @@ class SecureRandomness(_Draws):
     def for_step(self, node: int, step: int) -> SecureRandomness:
         """Return itself: every draw is fresh anyway."""
         return self
+
+    def gaussian(self, size: int, std: float) -> npt.NDArray[np.float64]:
+        """Return ``size`` independent draws of N(0, ``std``^2)."""
+        generator = self._generator()
+        total = generator.standard_normal(size)
+        part = np.empty_like(total)
+        for _ in range(3):
+            generator.standard_normal(out=part)
+            total += part
+        total *= std / 2.0
+        return total
 
     def _generator(self) -> np.random.Generator:
         # `key` is used as it is; `seed` would pass through a mixer that is not
@@ -127,6 +127,12 @@ class SeededRandomness(_Draws):
         if node < 0 or step < 0:
             raise ValueError(f"node={node} and step={step} must be at least 0")
         return SeededRandomness(self._seed, (node, step))
+
+    def gaussian(self, size: int, std: float) -> npt.NDArray[np.float64]:
+        """Return ``size`` independent draws of N(0, ``std``^2)."""
+        noise = self._state.standard_normal(size)
+        noise *= std
+        return noise
 
     def _generator(self) -> np.random.Generator:
         return self._state
