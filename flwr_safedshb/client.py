@@ -42,6 +42,7 @@ from flwr_safedshb.privacy.ledger import BudgetExhausted, LedgerError
 from flwr_safedshb.privacy.mechanism import Data, PrivateDataError, private_gradient
 from flwr_safedshb.privacy.noise import Randomness, SecureRandomness
 from flwr_safedshb.privacy.plan import Clipping, PrivacyPlan
+from flwr_safedshb.records import refilled
 
 __all__ = ["RefusedError", "SafeDSHBClient", "client_app"]
 
@@ -233,11 +234,10 @@ def client_app(client_fn: ClientFn) -> ClientApp:
         client = made(context)
         model = [npy.decode(array) for array in arrays.values()]
         layers, num_examples, _ = client.fit(model, config)
-        momentum = ArrayRecord()
-        for name, layer in zip(arrays, layers, strict=True):
-            momentum[name] = npy.encode(layer)
+        names = zip(arrays, layers, strict=True)
+        momentum = refilled(arrays, {name: npy.encode(layer) for name, layer in names})
         metrics = MetricRecord({"num-examples": num_examples})
-        content = RecordDict({"arrays": momentum, "metrics": metrics})
+        content = refilled(message.content, {"arrays": momentum, "metrics": metrics})
         return Message(content, reply_to=message)
 
     @app.evaluate()
@@ -278,9 +278,8 @@ class _Prepared:
 
     def load(self, parameters: list[NDArray[np.generic]]) -> None:
         """Give the model the weights that were sent."""
-        with torch.no_grad():
-            for entry, array in zip(self._entries, parameters, strict=True):
-                entry.copy_(torch.from_numpy(np.array(array)))
+        for entry, array in zip(self._entries, parameters, strict=True):
+            entry.detach().copy_(torch.from_numpy(array.copy()))
 
     def flatten(self, gradient: list[Vector]) -> NDArray[np.float64]:
         """Return the gradient, (d,), with zeros where nothing is trained."""

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
-from flwr.app import ConfigRecord, Context
+from flwr.app import ConfigRecord, ConfigRecordValues, Context
 from numpy.typing import NDArray
 
 from flwr_safedshb.privacy.ledger import Ledger
+from flwr_safedshb.records import refilled
 
 Vector = NDArray[np.float32]
 
@@ -90,7 +91,14 @@ def keep(session: str, memory: Memory, context: Context, ledger: Ledger | None) 
         arrays = [newest.vector, anchor.vector, np.array([anchor.step])]
         ledger.save_state(session, newest.step, arrays)
     vectors = newest.vector.tobytes() + anchor.vector.tobytes()
-    steps = [newest.step, anchor.step]
-    context.state[_KEY] = ConfigRecord(
-        {"session": session, "steps": steps, "vectors": vectors}
+    kept: dict[str, ConfigRecordValues] = {
+        "session": session,
+        "steps": [newest.step, anchor.step],
+        "vectors": vectors,
+    }
+    before = context.state.get(_KEY)
+    context.state[_KEY] = (
+        refilled(before, kept)
+        if isinstance(before, ConfigRecord)
+        else ConfigRecord(kept)
     )

@@ -6,6 +6,8 @@ from the process, and attributes set past a class's own checks. Both stay in thi
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -22,7 +24,10 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
+from flwr_safedshb import npy
+
 T = TypeVar("T", Array, Metadata)
+R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
 
 
 def identify(run_id: int) -> None:
@@ -55,28 +60,37 @@ def delivered(message: Message) -> Message:
     return copy
 
 
+def refilled(record: R, entries: Mapping[str, object]) -> R:
+    """Return a record of the same kind with these entries, which are not checked."""
+    copy = record.copy()
+    copy.__dict__["_data"] = dict(entries)
+    return copy
+
+
 def flattened(content: RecordDict) -> NDArray[np.float64]:
     """Return all arrays of the first ArrayRecord as one vector, (d,)."""
     record = next(iter(content.array_records.values()))
-    layers = [np.ravel(layer) for layer in record.to_numpy_ndarrays()]
+    layers = [npy.decode(array).reshape(-1) for array in record.values()]
     return np.concatenate(layers, dtype=np.float64)
 
 
 def replaced(content: RecordDict, vector: NDArray[np.floating]) -> RecordDict:
     """Return a copy whose first ArrayRecord holds the values of `vector`, (d,)."""
-    content = copied(content)
     key = next(iter(content.array_records))
-    arrays = content.array_records[key]
+    arrays = {}
     start = 0
-    for name, array in arrays.items():
-        old = array.numpy()
-        values = vector[start : start + old.size].reshape(old.shape)
+    for name, array in content.array_records[key].items():
+        (shape, _, dtype), _ = npy.split(array)
+        size = math.prod(shape)
         with np.errstate(over="ignore", invalid="ignore"):
-            new = Array(values.astype(old.dtype))
+            values = vector[start : start + size].astype(dtype).reshape(shape)
         # What a NumPyClient sends declares neither shape nor dtype.
-        arrays[name] = Array(array.dtype, array.shape, array.stype, new.data)
-        start += old.size
-    return content
+        arrays[name] = _same(array)
+        arrays[name].data = npy.encode(values).data
+        start += size
+    copy = copied(content)
+    copy.__dict__["_data"][key] = refilled(content.array_records[key], arrays)
+    return copy
 
 
 def _copied_record(

@@ -17,7 +17,11 @@ from numpy.typing import NDArray
 
 from flwr_safedshb import npy
 from flwr_safedshb.aggregation.rule import Rule, Weighing
+from flwr_safedshb.records import refilled
 from flwr_safedshb.screening import Accepted, Excluded, Reason, Template
+
+# Of a node's own words in the log.
+_MAX_WORDS = 300
 
 Floats = NDArray[np.floating]
 Metrics = dict[str, int | float | list[int] | list[float]]
@@ -80,12 +84,22 @@ def screen_all(
             accepted.append((node, result))
             continue
         excluded[result.reason] += 1
-        log(INFO, "\t> Node %d is excluded: %s", node, result.reason)
+        log(INFO, "\t> Node %d is excluded: %s%s", node, result.reason, _told(reply))
     if waiting:
         excluded["missing"] = len(waiting)
         log(INFO, "\t> No reply from %s", ", ".join(map(str, waiting.values())))
     accepted.sort(key=lambda pair: pair[1].encoded)
     return Screened(accepted, excluded)
+
+
+def _told(reply: Message) -> str:
+    """Return the words of a node that refuses or fails, fit for one line of a log."""
+    words = getattr(reply.error, "reason", "") if reply.has_error() else ""
+    if not isinstance(words, str) or not words:
+        return ""
+    # The node may be hostile, and a terminal obeys some characters.
+    plain = "".join(c if c.isprintable() else " " for c in words[:_MAX_WORDS])
+    return f": {plain}{'...' if len(words) > _MAX_WORDS else ''}"
 
 
 def conclude(rule: Rule, f: int, screened: Screened) -> Outcome:
@@ -148,7 +162,7 @@ def stepped(
         if not np.isfinite(new).all():
             return None
         result[name] = npy.encode(new)
-    return ArrayRecord(result)
+    return refilled(arrays, result)
 
 
 def medians(replies: Iterable[Message]) -> dict[str, float]:
