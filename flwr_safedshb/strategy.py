@@ -27,6 +27,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 from flwr.supercore import log
 
+from flwr_safedshb.admission import warn_of_strangers
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.aggregation.rule import Rule
 from flwr_safedshb.checkpoint import Progress, load, save
@@ -72,6 +73,9 @@ class SafeDSHB(FedAvg):
         Seconds to wait for `min_available_nodes` before giving up.
     participation_confidence : float
         See `fraction_train`.
+    authenticated_nodes : bool
+        Say that the SuperLink admits registered SuperNodes only, which a strategy
+        cannot see: where anybody may join, f means nothing.
     seed : int, optional
         Of the server's random choices; by default from the operating system.
     checkpoint : str or Path, optional
@@ -98,6 +102,7 @@ class SafeDSHB(FedAvg):
         min_available_nodes: int | None = None,
         node_timeout: float = 600.0,
         participation_confidence: float = 0.999,
+        authenticated_nodes: bool = False,
         seed: int | None = None,
         checkpoint: str | Path | None = None,
         checkpoint_every: int = 1,
@@ -134,6 +139,7 @@ class SafeDSHB(FedAvg):
         self.server_learning_rate = server_learning_rate
         self.momentum = momentum
         self.output = output
+        self.authenticated_nodes = authenticated_nodes
         self.seed = secrets.randbits(63) if seed is None else seed
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.checkpoint_every = checkpoint_every
@@ -190,6 +196,8 @@ class SafeDSHB(FedAvg):
         """
         for step in range(num_rounds):
             self._rates(step)
+        if self.num_malicious_nodes > 0:
+            warn_of_strangers(grid, self.num_malicious_nodes, self.authenticated_nodes)
         progress = self._resumed(initial_arrays, num_rounds)
         self._begin(progress)
 

@@ -141,6 +141,7 @@ def serve(overrides: str, grid: Grid) -> None:
         output=cfg.output,
         min_available_nodes=cfg.num_nodes,
         node_timeout=cfg.engine.get("node_timeout", 600),
+        authenticated_nodes=cfg.engine.get("authenticated_nodes", False),
         seed=cfg.seed,
         checkpoint=cfg.checkpoint,
         checkpoint_every=cfg.checkpoint_every,

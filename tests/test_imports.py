@@ -24,6 +24,7 @@ ROOMS = (
     "screening",
     "records",
     "delivery",
+    "admission",
     "adversary",
     "grids",
     "schedules",
