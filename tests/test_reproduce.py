@@ -12,8 +12,9 @@ import torch
 
 from simulations import results, summary
 from simulations.app import share
-from simulations.reproduce import Case, Reproduction, cases, main, run_all
+from simulations.reproduce import Case, cases, main
 from simulations.results import RunRecord
+from simulations.sweep import Sweep, run_all
 
 ROOT = Path(__file__).parents[1]
 TINY = ("steps=2", "evaluate_every=1", "data=synthetic", "data.num_examples=500")
@@ -26,7 +27,7 @@ CASES = (
 
 def test_the_papers_runs_come_first_and_each_once() -> None:
     everything = list(cases())
-    paper = [case for case in everything if case.method != "filter-literal"]
+    paper = [case for case in everything if case.method != "filter"]
     assert everything[:135] == paper
     assert len(set(everything)) == len({c.name for c in everything}) == 195
     assert Counter(case.regime for case in paper) == dict.fromkeys(
@@ -55,7 +56,7 @@ def test_the_papers_settings() -> None:
 
 
 def test_only_what_is_missing_is_run(tmp_path: Path) -> None:
-    work = Reproduction(tmp_path, CASES, TINY)
+    work = Sweep(tmp_path, CASES, TINY)
     assert work.missing() == list(CASES)
     work.run(CASES[0])
     assert work.missing() == list(CASES[1:])
@@ -66,14 +67,14 @@ def test_only_what_is_missing_is_run(tmp_path: Path) -> None:
     assert work.missing() == []
     assert work.path(CASES[0]).read_bytes() == first
     # Another configuration is another run, and half a file is none.
-    assert Reproduction(tmp_path, CASES, (*TINY, "momentum=0.5")).missing()
+    assert Sweep(tmp_path, CASES, (*TINY, "momentum=0.5")).missing()
     work.path(CASES[1]).write_text('{"format": 1')
     assert work.missing() == [CASES[1]]
 
 
 def test_label_flippers_are_clients_whose_replies_pass(tmp_path: Path) -> None:
     case = CASES[1]
-    work = Reproduction(tmp_path, (case,), TINY)
+    work = Sweep(tmp_path, (case,), TINY)
     work.run(case)
     flipped = work.found(case)
     assert flipped is not None
@@ -87,7 +88,7 @@ def test_label_flippers_are_clients_whose_replies_pass(tmp_path: Path) -> None:
 
 def test_a_run_that_fails_is_told_and_stops_no_other(tmp_path: Path) -> None:
     wrong = Case("low", "no-such-rule", "alie", 1)
-    work = Reproduction(tmp_path, (wrong, CASES[0]), TINY)
+    work = Sweep(tmp_path, (wrong, CASES[0]), TINY)
     failed = run_all(work, work.cases, 1, lambda case: None)
     assert list(failed) == [wrong]
     assert "no-such-rule" in failed[wrong]
@@ -107,7 +108,7 @@ def test_killed_half_way_it_leaves_no_process_and_whole_files(tmp_path: Path) ->
     assert children.split()
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children.split()))
     # What it has done stays done: the next start does the rest.
-    work = Reproduction(tmp_path, tuple(cases(["low"], [1])), TINY)
+    work = Sweep(tmp_path, tuple(cases(["low"], [1])), TINY)
     done = list((tmp_path / "runs").glob("*.json"))
     assert 2 <= len(done) == len(work.cases) - len(work.missing())
 
@@ -152,20 +153,33 @@ def holding(runs: dict[Case, RunRecord]) -> list[bool]:
 
 
 def test_verdicts_follow_the_runs() -> None:
-    assert holding(made_up_runs()) == [True] * 4
-    assert holding(made_up_runs(0.79)) == [False, False, True, True]
+    # Two accuracies; a loss for each method; Filter beside SMEA; the benchmark.
+    assert holding(made_up_runs()) == [True] * 8
+    assert holding(made_up_runs(0.79)) == [False] * 2 + [True] * 6
     worse = made_up_runs()
     for seed in (1, 2, 3):
         worse[Case("low", "smea", "foe", seed)] = made_up(0.7, (0.7, 0.8))
-    assert holding(worse) == [True, False, False, True]
+    # SMEA's loss is the second of the four.
+    assert [i for i, holds in enumerate(holding(worse)) if not holds] == [1, 3, 6]
     better = made_up_runs()
     for seed in (1, 2, 3):
         better[Case("low", "filter", "alie", seed)] = made_up(0.95, (0.7, 0.3))
-    assert holding(better) == [True, True, True, False]
+    assert holding(better) == [True] * 7 + [False]
+
+
+def test_a_loss_that_rises_is_told_with_its_panel_and_method() -> None:
+    runs = made_up_runs()
+    for seed in (1, 2, 3):
+        runs[Case("low", "filter", "foe", seed)] = made_up(0.7, (0.693, 0.8))
+    text = summary.markdown(runs)
+    assert "falls in every panel: Filter, default stop | **does not hold**" in text
+    assert "rises at low privacy under FOE" in text
+    row = "| low | FOE | 0.700 to 0.300 | 0.700 to 0.300 | 0.700 to 0.300 | "
+    assert row + "**rises: 0.693 to 0.800** |" in text
 
 
 def test_the_table_has_means_and_sample_deviations() -> None:
-    row = summary.table(made_up_runs())[0]
+    row = summary.table(made_up_runs(), summary.final)[0]
     figure = row["smea"]
     assert isinstance(figure, summary.Figure)
     assert figure.mean == pytest.approx(0.852)
