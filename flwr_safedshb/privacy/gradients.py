@@ -135,6 +135,34 @@ class ClippedGradients:
             raise
         return total
 
+    def grouped(
+        self, inputs: torch.Tensor, targets: torch.Tensor, groups: int
+    ) -> list[torch.Tensor] | None:
+        """Return the sums of the clipped gradients of equal parts of a batch.
+
+        Parameters
+        ----------
+        inputs, targets : Tensor, shape (groups * k, ...)
+            One group after the other.
+        groups : int
+
+        Returns
+        -------
+        list of Tensor, or None
+            As from a call, with a first axis for the groups. None if the model has no
+            closed form, or has not been called yet: only a call probes it.
+        """
+        if not self._closed_form or self._kind not in _probed.get(self.model, ()):
+            return None
+        try:
+            self._share_weights()
+            assert isinstance(self._hooked, LinearChain)
+            losses = self._loss(self._hooked(inputs.detach()), targets)
+            return self._hooked.grouped_sums(losses, self.clip_norm, groups)
+        except BaseException:
+            self._hooked = None
+            raise
+
     def _share_weights(self) -> None:
         if self._hooked is None and self._closed_form:
             self._hooked = LinearChain(copy.deepcopy(self.model).train())

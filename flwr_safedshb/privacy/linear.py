@@ -70,6 +70,29 @@ class LinearChain:
             returned = [g[kept] for g in returned]
         return self.sums(layers, inputs, returned, factors), norms
 
+    def grouped_sums(
+        self, losses: torch.Tensor, clip_norm: float, groups: int
+    ) -> list[torch.Tensor]:
+        """Return the sums of each of `groups` equal parts of a batch, (groups, ...)."""
+        layers, inputs, returned = self.backward(losses)
+        norms = self.norms(layers, inputs, returned)
+        factors = (clip_norm / norms).clamp_(max=1.0)
+        if not math.isfinite(norms.sum()):
+            finite = norms.isfinite()
+            factors.masked_fill_(~finite, 0.0)
+            # Zero times infinity is not zero.
+            inputs = [a.masked_fill(~finite.unsqueeze(1), 0.0) for a in inputs]
+            returned = [g.masked_fill(~finite.unsqueeze(1), 0.0) for g in returned]
+        sums: dict[int, torch.Tensor] = {}
+        for layer, a, g in zip(layers, inputs, returned, strict=True):
+            weighted = (g * factors.to(g.dtype).unsqueeze(1)).unflatten(0, (groups, -1))
+            if layer.weight.requires_grad:
+                parts = a.unflatten(0, (groups, -1))
+                sums[id(layer.weight)] = weighted.transpose(1, 2) @ parts
+            if layer.bias is not None and layer.bias.requires_grad:
+                sums[id(layer.bias)] = weighted.sum(dim=1)
+        return [sums[id(p)] for p in self._trained]
+
     def backward(
         self, losses: torch.Tensor
     ) -> tuple[list[nn.Linear], list[torch.Tensor], list[torch.Tensor]]:

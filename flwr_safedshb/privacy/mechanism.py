@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -38,6 +39,25 @@ class PrivateDataError(RuntimeError):
     """The step failed on private data; the text never says how."""
 
 
+@dataclass(frozen=True)
+class Draw:
+    """Whose examples a gradient is of, and how private it is.
+
+    Attributes
+    ----------
+    dataset : Dataset of (input, target), or a pair of tensors of shape (m, ...)
+        The private examples; tensors and `TensorDataset` are indexed as a whole.
+    plan : PrivacyPlan
+        ``num_examples`` must be the size of the dataset.
+    randomness : Randomness
+        Source of the batch and of the noise.
+    """
+
+    dataset: Data
+    plan: PrivacyPlan
+    randomness: Randomness
+
+
 def private_gradient(
     gradients: ClippedGradients | tuple[nn.Module, Loss],
     dataset: Data,
@@ -47,27 +67,41 @@ def private_gradient(
 ) -> Layers:
     """Sample a batch, clip every example's gradient, average, add noise.
 
+    See `private_gradients`; a pair of model and loss is prepared here.
+    """
+    if isinstance(gradients, tuple):
+        model, loss = gradients
+        gradients = ClippedGradients(model, loss, plan.clip_norm, plan.clipping)
+    return private_gradients(
+        gradients, [Draw(dataset, plan, randomness)], weight_decay
+    )[0]
+
+
+def private_gradients(
+    gradients: ClippedGradients, draws: Sequence[Draw], weight_decay: float = 0.0
+) -> list[Layers]:
+    """Sample, clip, average and add noise for every one of several clients.
+
+    What a client gets depends on its own draw alone. Several that draw as many examples
+    go through the model as one batch if it has closed-form gradients; then each sum is
+    the same up to its rounding, in another order.
+
     Parameters
     ----------
-    gradients : ClippedGradients, or (model, loss)
-        Prepared once for many steps; its clip must be the plan's. A pair is prepared
-        here.
-    dataset : Dataset of (input, target), or a pair of tensors of shape (m, ...)
-        The private examples; tensors and `TensorDataset` are indexed as a whole.
-    plan : PrivacyPlan
-        ``num_examples`` must be the size of the dataset.
-    randomness : Randomness
-        Source of the batch and of the noise.
+    gradients : ClippedGradients
+        Prepared once for many steps; its clip must be the plans'.
+    draws : sequence of Draw
     weight_decay : float
         lambda: adds ``weight_decay`` times the weights after the noise, which costs no
         privacy because the weights came from the server.
 
     Returns
     -------
-    list of ndarray of float32
-        g~_t = (1/b) sum Clip(g; C) + N(0, sigma_DP^2 I), one per trainable parameter in
-        the order of ``model.parameters()``. The divisor is the plan's b whatever the
-        size of the batch, and an empty batch still gets its noise.
+    list of lists of ndarray of float32
+        For each draw g~_t = (1/b) sum Clip(g; C) + N(0, sigma_DP^2 I), one array per
+        trainable parameter in the order of ``model.parameters()``. The divisor is the
+        plan's b whatever the size of the batch, and an empty batch still gets its
+        noise.
 
     Raises
     ------
@@ -78,25 +112,27 @@ def private_gradient(
     UnsupportedModelError
         If the model or the loss has no per-example gradients.
     """
-    if isinstance(gradients, tuple):
-        model, loss = gradients
-        gradients = ClippedGradients(model, loss, plan.clip_norm, plan.clipping)
-    _check(gradients, dataset, plan, weight_decay)
-    batch = sample(plan, randomness)
+    for draw in draws:
+        _check(gradients, draw.dataset, draw.plan, weight_decay)
+    batches = [sample(draw.plan, draw.randomness) for draw in draws]
     try:
         # A warning may quote the data, and how often it comes may depend on them.
         with warnings.catch_warnings(action="ignore"):
-            total = _sum(gradients, dataset, batch)
+            sums = _sums(gradients, [draw.dataset for draw in draws], batches)
     except UnsupportedModelError:
         raise  # says something about the model only
     except Exception:
-        total = None
-    if total is None:  # outside the handler, so that no cause is attached
+        sums = None
+    if sums is None:  # outside the handler, so that no cause is attached
         raise PrivateDataError(
             "the gradient step failed on this client's examples; the cause is withheld "
             "because it may quote them: call ClippedGradients on them locally to see it"
         )
-    return _release(total, gradients.model, plan, randomness, weight_decay)
+    weights = [p for p in gradients.model.parameters() if p.requires_grad]
+    return [
+        _release(mine, weights, draw, weight_decay)
+        for mine, draw in zip(sums, draws, strict=True)
+    ]
 
 
 def _check(
@@ -127,46 +163,62 @@ def _tensors(dataset: Data) -> Sequence[torch.Tensor] | None:
     return None
 
 
-def _sum(
-    gradients: ClippedGradients, dataset: Data, batch: npt.NDArray[np.int64]
-) -> list[torch.Tensor]:
+def _sums(
+    gradients: ClippedGradients,
+    datasets: Sequence[Data],
+    batches: Sequence[npt.NDArray[np.int64]],
+) -> list[npt.NDArray[np.floating]]:
+    """Return the clipped sum of each batch, (d,), all parameters in a row."""
+    sizes = {len(batch) for batch in batches}
+    if len(batches) > 1 and len(sizes) == 1 and sizes != {0}:
+        examples = [_chosen(*pair) for pair in zip(datasets, batches, strict=True)]
+        inputs, targets = (torch.cat(parts) for parts in zip(*examples, strict=True))
+        grouped = gradients.grouped(inputs, targets, len(batches))
+        if grouped is not None:
+            rows = [layer.flatten(1).cpu().numpy() for layer in grouped]
+            return list(np.concatenate(rows, axis=1))
+    return [
+        np.concatenate([_flat(layer) for layer in gradients(*_chosen(*pair))])
+        for pair in zip(datasets, batches, strict=True)
+    ]
+
+
+def _chosen(dataset: Data, batch: npt.NDArray[np.int64]) -> Example:
+    """Return inputs and targets of a batch."""
     tensors = _tensors(dataset)
-    if tensors is None and len(batch):
+    if tensors is not None:
+        chosen = torch.from_numpy(batch)
+        inputs, targets = (t.index_select(0, chosen.to(t.device)) for t in tensors)
+    elif len(batch):
         examples = cast(Dataset[Example], dataset)
-        tensors = default_collate([examples[int(index)] for index in batch])
-        batch = np.arange(len(batch))
-    if tensors is None:
-        empty = torch.empty(0)
-        return gradients(empty, empty)
-    chosen = torch.from_numpy(batch)
-    inputs, targets = (t.index_select(0, chosen.to(t.device)) for t in tensors)
-    return gradients(inputs, targets)
+        inputs, targets = default_collate([examples[int(index)] for index in batch])
+    else:
+        inputs = targets = torch.empty(0)
+    return inputs, targets
 
 
 def _release(
-    total: list[torch.Tensor],
-    model: nn.Module,
-    plan: PrivacyPlan,
-    randomness: Randomness,
+    total: npt.NDArray[np.floating],
+    weights: Sequence[torch.Tensor],
+    draw: Draw,
     weight_decay: float,
 ) -> Layers:
     """(1/b) total + noise, in float64 until the end (Alg. 1, line 3)."""
-    released = np.concatenate([_flat(layer) for layer in total])
-    for start in range(0, len(released), _BLOCK):
-        block = released[start : start + _BLOCK]
-        noisy = randomness.gaussian(len(block), plan.noise_std)
+    plan = draw.plan
+    for start in range(0, len(total), _BLOCK):
+        block = total[start : start + _BLOCK]
+        noisy = draw.randomness.gaussian(len(block), plan.noise_std)
         noisy += block / np.float64(plan.batch_size)
         block[:] = noisy
-    released = released.astype(np.float32, copy=False)
+    released = total.astype(np.float32, copy=False)
     layers, start = [], 0
-    for layer in total:
-        stop = start + layer.numel()
-        layers.append(released[start:stop].reshape(layer.shape))
+    for weight in weights:
+        stop = start + weight.numel()
+        layer = released[start:stop].reshape(weight.shape)
+        if weight_decay:
+            layer += weight_decay * _flat(weight).reshape(weight.shape)
+        layers.append(layer)
         start = stop
-    if weight_decay:
-        weights = (p for p in model.parameters() if p.requires_grad)
-        for mine, weight in zip(layers, weights, strict=True):
-            mine += weight_decay * _flat(weight).reshape(mine.shape)
     return layers
 
 
