@@ -36,6 +36,7 @@ ROOMS = (
     "node",
     "mods",
     "client",
+    "gate",
     "commands",
     "cli",
 )
