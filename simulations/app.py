@@ -35,6 +35,7 @@ from flwr_safedshb.privacy.noise import (
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.strategy import SafeDSHB
 from simulations.data import Examples, Federation, federated, flipped
+from simulations.data.own import load_own
 from simulations.models import build, classification_loss, evaluate, training_loss
 from simulations.schedules import scheduled
 
@@ -73,8 +74,22 @@ def share(overrides: str, index: int) -> Share:
     examples = data.shards[index % len(data.shards)]
     if index >= len(data.shards) and not _attack(cfg).replaces_vectors:
         examples = flipped(examples, data.num_classes)
+    return _share(cfg, untrained(overrides), examples)
+
+
+@lru_cache(maxsize=2)
+def own_share(overrides: str, path: str) -> Share:
+    """Return the share of a node whose examples are in a file of its own."""
+    cfg = composed(overrides)
+    own = load_own(Path(path))
+    make = instantiate(cfg.model, _partial_=True)
+    shape = tuple(own.examples[0].shape[1:])
+    return _share(cfg, build(make, shape, own.num_classes, cfg.seed), own.examples)
+
+
+def _share(cfg: DictConfig, model: nn.Module, examples: Examples) -> Share:
     return Share(
-        model=untrained(overrides),
+        model=model,
         examples=examples,
         plan=instantiate(cfg.privacy.plan, num_examples=len(examples[1])),
         weight_decay=cfg.weight_decay,
@@ -162,11 +177,19 @@ def serve(overrides: str, grid: Grid) -> None:
 
 
 def make_client(overrides: str, context: Context) -> SafeDSHBClient:
-    """Return the client of a node, which holds one part of the data."""
+    """Return the client of a node, which holds one part of the data.
+
+    It is the file ``data`` of the node's config, or else part ``partition-id`` of the
+    experiment's data.
+    """
     # Sums depend on the number of threads, and engines on equal sums.
     if torch.get_num_threads() != 1:  # to set it costs the next operations dearly
         torch.set_num_threads(1)
-    mine = share(overrides, int(context.node_config["partition-id"]))
+    config = context.node_config
+    if "data" in config:
+        mine = own_share(overrides, str(config["data"]))
+    else:
+        mine = share(overrides, int(config["partition-id"]))
     return SafeDSHBClient(
         mine.model,
         classification_loss,
@@ -177,6 +200,7 @@ def make_client(overrides: str, context: Context) -> SafeDSHBClient:
         max_epsilon=mine.max_epsilon,
         delta=mine.delta,
         randomness=mine.randomness,
+        node_keys=("data",),
     )
 
 
