@@ -1,4 +1,3 @@
-import copy
 import functools
 import math
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from opacus.grad_sample.linear import compute_linear_norm_sample
 from torch import nn
 from torch.nn import functional
 
-from flwr_safedshb.privacy import checks, gradients, hooks
+from flwr_safedshb.privacy import checks, gradients, hooked, hooks
 from flwr_safedshb.privacy.gradients import (
     ClippedGradients,
     Loss,
@@ -18,17 +17,24 @@ from flwr_safedshb.privacy.gradients import (
     check_model,
 )
 from flwr_safedshb.privacy.plan import Clipping
+from tests.clipping import (
+    OwnForward,
+    assert_close,
+    cross_entropy,
+    literal,
+    path_of,
+    summed,
+)
 
 # Threads cost more than they bring on matrices of this size.
 torch.set_num_threads(1)
 
-PATHS: tuple[Clipping, ...] = ("per-example", "ghost")
+# What a model takes by itself, and the two that go through hooks.
+PATHS = ("closed", "per-example", "ghost")
 # torch's way to say that data have no gradient.
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-both_paths = pytest.mark.parametrize("clipping", PATHS)
+all_paths = pytest.mark.parametrize("path", PATHS)
 Batch = tuple[torch.Tensor, torch.Tensor]
-
-cross_entropy = functools.partial(functional.cross_entropy, reduction="none")
 
 
 class Unflat(nn.Module):
@@ -86,18 +92,6 @@ def words() -> Batch:
     return torch.randint(8, (7, 5)), torch.randint(3, (7,))
 
 
-class OwnForward(nn.Module):
-    """A model with a forward of its own, which no closed form covers."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = self.inner(inputs)
-        return outputs
-
-
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch]]] = {
     "linear, own forward": (
         lambda: OwnForward(nn.Linear(6, 3)),
@@ -148,81 +142,67 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch]]] = {
 }
 
 
-def literal(
-    model: nn.Module, loss: Loss, inputs: torch.Tensor, targets: torch.Tensor, c: float
-) -> list[torch.Tensor]:
-    """Clip(g; C) = g min(1, C/||g||) summed, one example at a time, in float64."""
-    model = copy.deepcopy(model).double()
-    inputs = inputs.double() if inputs.is_floating_point() else inputs
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    total = [torch.zeros_like(p) for p in parameters]
-    for i in range(len(targets)):
-        value = loss(model(inputs[i : i + 1]), targets[i : i + 1]).sum()
-        gradient = torch.autograd.grad(value, parameters, allow_unused=True)
-        flat = torch.cat([g.flatten() for g in gradient if g is not None])
-        norm = float(flat.norm())
-        if not math.isfinite(norm):
-            continue
-        for mine, g in zip(total, gradient, strict=True):
-            if g is not None:
-                mine += g * (min(1.0, c / norm) if norm > 0 else 1.0)
-    return total
-
-
-def assert_close(
-    mine: list[torch.Tensor], theirs: list[torch.Tensor], tolerance: float = 1e-5
-) -> None:
-    assert [m.shape for m in mine] == [t.shape for t in theirs]
-    for m, t in zip(mine, theirs, strict=True):
-        assert float((m - t).abs().max()) <= tolerance
-
-
-@both_paths
+@all_paths
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("clip_norm", [0.05, 0.7, 100.0])
-def test_sum_is_the_literal_one(
-    name: str, clipping: Clipping, clip_norm: float
-) -> None:
+def test_sum_is_the_literal_one(name: str, path: str, clip_norm: float) -> None:
     torch.manual_seed(1)
     make_model, make_batch = MODELS[name]
     model = make_model()
-    sums = ClippedGradients(model, cross_entropy, clip_norm, clipping)
+    sums = summed(model, cross_entropy, clip_norm, path)
     for _ in range(2):  # the second call must not remember the first
         inputs, targets = make_batch()
         expected = literal(model, cross_entropy, inputs, targets, clip_norm)
         assert_close(sums(inputs, targets), expected)
 
 
-@both_paths
-def test_clip_is_exact_where_opacus_is_not(clipping: Clipping) -> None:
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("linear", "LinearChain"),
+        ("mlp", "LinearChain"),
+        ("mlp, own forward", "LayerChain"),
+        ("conv and group norm", "LayerChain"),
+        ("embedding", "LayerChain"),
+        ("two axes of positions", "LayerChain"),
+        ("unknown and frozen layers", "Hooked"),
+        ("shared layer", "Hooked"),
+    ],
+)
+def test_the_best_path_is_taken(name: str, path: str) -> None:
+    torch.manual_seed(1)
+    make_model, make_batch = MODELS[name]
+    sums = ClippedGradients(make_model(), cross_entropy, 1.0)
+    sums(*make_batch())
+    assert path_of(sums) == path
+
+
+@all_paths
+def test_clip_is_exact_where_opacus_is_not(path: str) -> None:
     # Opacus divides by norm + 1e-6: with C = 1e-6 its factor would be half of ours.
     model = nn.Linear(1, 1, bias=False)
     loss = functools.partial(functional.l1_loss, reduction="none")
-    sums = ClippedGradients(model, loss, 1e-6, clipping)
+    sums = summed(model, loss, 1e-6, path)
     (total,) = sums(torch.tensor([[1e-6]]), torch.tensor([[1e3]]))
     assert float(total) == pytest.approx(-1e-6, rel=1e-5)
 
 
-@both_paths
-def test_zero_gradient_is_no_division_by_zero(clipping: Clipping) -> None:
-    sums = ClippedGradients(nn.Linear(2, 3), cross_entropy, 1.0, clipping)
-    flat = ClippedGradients(
-        nn.Linear(2, 3), lambda out, y: 0 * out.sum(1), 1.0, clipping
-    )
+@all_paths
+def test_zero_gradient_is_no_division_by_zero(path: str) -> None:
+    sums = summed(nn.Linear(2, 3), cross_entropy, 1.0, path)
+    flat = summed(nn.Linear(2, 3), lambda out, y: 0 * out.sum(1), 1.0, path)
     inputs, targets = torch.randn(4, 2), torch.randint(3, (4,))
     assert all(bool(t.isfinite().all()) for t in sums(0 * inputs, targets))
     assert all(float(t.abs().sum()) == 0 for t in flat(inputs, targets))
 
 
-@both_paths
+@all_paths
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_example_that_is_not_finite_contributes_zero(
-    clipping: Clipping, bad: float
-) -> None:
+def test_example_that_is_not_finite_contributes_zero(path: str, bad: float) -> None:
     torch.manual_seed(2)
     model = MODELS["mlp"][0]()
     inputs, targets = torch.randn(6, 6), torch.randint(3, (6,))
-    sums = ClippedGradients(model, cross_entropy, 1.0, clipping)
+    sums = summed(model, cross_entropy, 1.0, path)
     others = sums(inputs[[0, 1, 3, 5]], targets[[0, 1, 3, 5]])
     inputs[2, 1] = inputs[4, 0] = bad
     assert_close(sums(inputs, targets), others, 1e-6)
@@ -230,21 +210,21 @@ def test_example_that_is_not_finite_contributes_zero(
     assert all(float(t.abs().max()) == 0 for t in sums(inputs, targets))
 
 
-@both_paths
+@all_paths
 def test_infinite_gradient_contributes_zero_and_not_zero_times_infinity(
-    clipping: Clipping,
+    path: str,
 ) -> None:
     model = nn.Linear(2, 1, bias=False)
-    sums = ClippedGradients(model, lambda out, y: out[:, 0], 1.0, clipping)
+    sums = summed(model, lambda out, y: out[:, 0], 1.0, path)
     (total,) = sums(torch.tensor([[math.inf, 1.0], [0.3, 0.4]]), torch.zeros(2))
     assert total.flatten().tolist() == pytest.approx([0.3, 0.4])
 
 
-@both_paths
-def test_huge_but_finite_gradient_is_clipped(clipping: Clipping) -> None:
+@all_paths
+def test_huge_but_finite_gradient_is_clipped(path: str) -> None:
     # Squares overflow float32; the clipped gradient is a unit vector all the same.
     model = nn.Linear(2, 1, bias=False)
-    sums = ClippedGradients(model, lambda out, y: out[:, 0], 1.0, clipping)
+    sums = summed(model, lambda out, y: out[:, 0], 1.0, path)
     (total,) = sums(torch.tensor([[3e30, 4e30]]), torch.zeros(1))
     assert total.flatten().tolist() == pytest.approx([0.6, 0.8], rel=1e-5)
 
@@ -266,22 +246,22 @@ def test_row_norms_keep_their_digits_over_many_elements() -> None:
     assert float((hooks.row_norms(rows) / exact - 1).abs().max()) < 3e-7
 
 
-@both_paths
-def test_empty_batch_sums_to_zero(clipping: Clipping) -> None:
-    sums = ClippedGradients(nn.Linear(6, 3), cross_entropy, 1.0, clipping)
+@all_paths
+def test_empty_batch_sums_to_zero(path: str) -> None:
+    sums = summed(nn.Linear(6, 3), cross_entropy, 1.0, path)
     total = sums(torch.empty(0, 6), torch.empty(0, dtype=torch.long))
     assert [tuple(t.shape) for t in total] == [(3, 6), (3,)]
     assert all(float(t.abs().sum()) == 0 for t in total)
 
 
-@both_paths
+@all_paths
 def test_model_is_left_as_found_and_its_current_weights_are_used(
-    clipping: Clipping,
+    path: str,
 ) -> None:
     model = MODELS["conv and group norm"][0]().eval()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     attributes = [set(vars(p)) for p in model.parameters()]
-    sums = ClippedGradients(model, cross_entropy, 1.0, clipping)
+    sums = summed(model, cross_entropy, 1.0, path)
     inputs, targets = MODELS["conv and group norm"][1]()
     sums(inputs, targets)
     assert not model.training
@@ -299,13 +279,13 @@ def test_model_is_left_as_found_and_its_current_weights_are_used(
     assert_close(sums(inputs, targets), expected)
 
 
-@both_paths
+@all_paths
 @pytest.mark.parametrize("max_examples", [1, 3, 7])
-def test_chunks_add_up(clipping: Clipping, max_examples: int) -> None:
+def test_chunks_add_up(path: str, max_examples: int) -> None:
     model = MODELS["mlp"][0]()
     inputs, targets = torch.randn(7, 6), torch.randint(3, (7,))
-    whole = ClippedGradients(model, cross_entropy, 0.5, clipping)
-    parts = ClippedGradients(model, cross_entropy, 0.5, clipping, max_examples)
+    whole = summed(model, cross_entropy, 0.5, path)
+    parts = summed(model, cross_entropy, 0.5, path, max_examples)
     assert_close(parts(inputs, targets), whole(inputs, targets), 1e-6)
 
 
@@ -317,17 +297,17 @@ def test_default_chunk_bounds_what_is_held(monkeypatch: pytest.MonkeyPatch) -> N
         held.append(rows.numel())
         return norms(rows)
 
-    monkeypatch.setattr(gradients, "row_norms", spy)
+    monkeypatch.setattr(hooked, "row_norms", spy)
     monkeypatch.setattr(gradients, "MAX_HELD_ELEMENTS", 50)
-    sums = ClippedGradients(OwnForward(nn.Linear(6, 3)), cross_entropy, 1.0)  # d = 21
+    sums = summed(nn.Linear(6, 3), cross_entropy, 1.0, "per-example")  # d = 21
     sums(torch.randn(9, 6), torch.randint(3, (9,)))
     assert max(held) == 2 * 18
 
 
-@both_paths
-def test_failed_call_leaves_no_trace(clipping: Clipping) -> None:
+@all_paths
+def test_failed_call_leaves_no_trace(path: str) -> None:
     model = nn.Linear(6, 3)
-    sums = ClippedGradients(model, cross_entropy, 1.0, clipping)
+    sums = summed(model, cross_entropy, 1.0, path)
     inputs, targets = torch.randn(4, 6), torch.randint(3, (4,))
     expected = sums(inputs, targets)
     with pytest.raises(IndexError):
@@ -382,11 +362,11 @@ def test_padding_with_other_values_than_zeros_is_refused(
         check_model(model)
 
 
-@both_paths
+@all_paths
 @pytest.mark.parametrize("mode", PADDING_MODES)
 @pytest.mark.parametrize("kind", ["none", "frozen", "before"])
 def test_padding_that_no_trained_weight_sees_is_right(
-    mode: PaddingMode, kind: str, clipping: Clipping
+    mode: PaddingMode, kind: str, path: str
 ) -> None:
     torch.manual_seed(0)
     if kind == "none":
@@ -404,7 +384,7 @@ def test_padding_that_no_trained_weight_sees_is_right(
     width = 4 if kind == "none" else 6
     model.extend([nn.Tanh(), nn.Flatten(), nn.Linear(3 * width, 3)])
     inputs, targets = torch.randn(4, 1, 6), torch.randint(3, (4,))
-    sums = ClippedGradients(model, cross_entropy, 0.5, clipping)
+    sums = summed(model, cross_entropy, 0.5, path)
     expected = literal(model, cross_entropy, inputs, targets, 0.5)
     assert_close(sums(inputs, targets), expected)
 
@@ -448,7 +428,7 @@ def mixing_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return cross_entropy(outputs, targets) * outputs.abs().sum()
 
 
-@both_paths
+@all_paths
 @pytest.mark.parametrize(
     ("model", "loss"),
     [
@@ -458,46 +438,46 @@ def mixing_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_examples_that_mix_are_found_in_the_first_batch(
-    model: nn.Module, loss: Loss, clipping: Clipping
+    model: nn.Module, loss: Loss, path: str
 ) -> None:
     torch.manual_seed(3)
     for layer in model.modules():  # made at import, before any seed
         if isinstance(layer, nn.Linear):
             layer.reset_parameters()
-    sums = ClippedGradients(model, loss, 1.0, clipping)
+    sums = summed(model, loss, 1.0, path)
     inputs = torch.randn(5, 6)
     with pytest.raises(UnsupportedModelError):
         sums(inputs, torch.randint(3, (5,)))
 
 
-@both_paths
+@all_paths
 def test_example_that_is_not_finite_does_not_hide_that_others_mix(
-    clipping: Clipping,
+    path: str,
 ) -> None:
     model = nn.Linear(6, 3)
     inputs, targets = torch.randn(5, 6), torch.randint(3, (5,))
-    ClippedGradients(model, cross_entropy, 1.0, clipping)(inputs, targets)
+    summed(model, cross_entropy, 1.0, path)(inputs, targets)
     with pytest.raises(UnsupportedModelError):  # the same model, another loss
-        ClippedGradients(model, mixing_loss, 1.0, clipping)(inputs, targets)
+        summed(model, mixing_loss, 1.0, path)(inputs, targets)
     inputs[1] = math.nan
-    centred = ClippedGradients(Tempered(), cross_entropy, 1.0, clipping)
+    centred = summed(Tempered(), cross_entropy, 1.0, path)
     with pytest.raises(UnsupportedModelError):
         centred(inputs, targets)
 
 
-@both_paths
-def test_inputs_that_want_a_gradient_change_nothing(clipping: Clipping) -> None:
-    sums = ClippedGradients(nn.Linear(6, 3), cross_entropy, 1.0, clipping)
+@all_paths
+def test_inputs_that_want_a_gradient_change_nothing(path: str) -> None:
+    sums = summed(nn.Linear(6, 3), cross_entropy, 1.0, path)
     inputs, targets = torch.randn(5, 6), torch.randint(3, (5,))
     expected = sums(inputs, targets)
     assert_close(sums(inputs.clone().requires_grad_(), targets), expected, 0.0)
 
 
-@both_paths
-def test_dropout_is_allowed_and_bounded(clipping: Clipping) -> None:
+@all_paths
+def test_dropout_is_allowed_and_bounded(path: str) -> None:
     torch.manual_seed(4)
     model = nn.Sequential(nn.Linear(6, 20), nn.Dropout(0.5), nn.Linear(20, 3))
-    sums = ClippedGradients(model, cross_entropy, 0.1, clipping)
+    sums = summed(model, cross_entropy, 0.1, path)
     inputs, targets = torch.randn(9, 6), torch.randint(3, (9,))
     norm = math.hypot(*(float(t.norm()) for t in sums(inputs, targets)))
     assert 0 < norm <= 0.9 * (1 + 1e-6)

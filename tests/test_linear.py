@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from flwr_safedshb.privacy.gradients import ClippedGradients
+from flwr_safedshb.privacy.layers import LayerChain
 from flwr_safedshb.privacy.linear import LinearChain
 
 shared = nn.Linear(4, 4)
@@ -55,8 +56,8 @@ def test_equals_the_materialised_path(frozen: str | None, bias: bool) -> None:
     inputs, targets = 3 * torch.randn(11, 5), torch.randint(3, (11,))
     closed = ClippedGradients(model, nn.CrossEntropyLoss(), 0.7)
     plain = ClippedGradients(model, nn.CrossEntropyLoss(), 0.7)
-    assert closed._closed_form
-    plain._closed_form = False
+    assert closed._forms
+    plain._forms = []
     for ours, theirs in zip(
         closed(inputs, targets), plain(inputs, targets), strict=True
     ):
@@ -70,7 +71,7 @@ def test_positions_fall_back_to_the_hooks() -> None:
     inputs, targets = torch.randn(6, 5, 4), torch.randint(2, (6,))
     sums = ClippedGradients(model, nn.CrossEntropyLoss(), 0.1)
     result = sums(inputs, targets)
-    assert not sums._closed_form
+    assert sums._forms == [LayerChain]
     total = [torch.zeros_like(p) for p in model.parameters()]
     for x, y in zip(inputs, targets, strict=True):
         one = copy.deepcopy(model)

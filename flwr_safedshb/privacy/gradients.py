@@ -1,9 +1,11 @@
 """Clipped sums of per-example gradients (Alg. 1, line 2) for torch models.
 
-Two paths to the same sum. ``per-example`` holds every example's gradient at once;
-``ghost`` finds only their norms in a first backward pass and lets a second, weighted
-one do the clipping and the sum, so its memory does not grow with batch times model.
-Chains of linear layers take a third, which is better than either: see `linear`.
+Several paths to the same sum, the first that fits the model is taken: chains of linear
+layers have a closed form (`linear`), models of well-known layers another (`layers`).
+Everything else goes through hooks (`hooks`): ``per-example`` holds every example's
+gradient at once; ``ghost`` finds only their norms in a first backward pass and lets a
+second, weighted one do the clipping and the sum, so its memory does not grow with batch
+times model.
 
 Formal guarantees
 -----------------
@@ -28,7 +30,8 @@ from flwr_safedshb.privacy.checks import (
     check_model,
     per_example_loss,
 )
-from flwr_safedshb.privacy.hooks import GhostModule, PerExampleModule, row_norms
+from flwr_safedshb.privacy.hooked import Hooked
+from flwr_safedshb.privacy.layers import LayerChain
 from flwr_safedshb.privacy.linear import LinearChain, UnexpectedInputError
 from flwr_safedshb.privacy.plan import Clipping
 
@@ -39,6 +42,9 @@ MAX_HELD_ELEMENTS = 2**26
 # Examples of the first batch that are recomputed one at a time.
 _PROBE = 4
 _probed: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
+
+
+Path = LinearChain | LayerChain | Hooked
 
 
 class ClippedGradients:
@@ -58,8 +64,8 @@ class ClippedGradients:
         C.
     clipping : {"per-example", "ghost"}
     max_examples : int, optional
-        Examples whose gradients are held at a time; by default all of them in the
-        ghost path, and otherwise as many as `MAX_HELD_ELEMENTS` allows.
+        Examples that are worked on at a time; by default all of them, except where
+        their gradients are held: then as many as `MAX_HELD_ELEMENTS` allows.
     """
 
     def __init__(
@@ -81,14 +87,12 @@ class ClippedGradients:
         self.clip_norm = clip_norm
         self.clipping = clipping
         self._loss = per_example_loss(loss)
-        name = getattr(loss, "__qualname__", type(loss).__qualname__)
-        self._kind = f"{clipping} {name}"
-        self._hooked: PerExampleModule | GhostModule | LinearChain | None = None
-        self._closed_form = LinearChain.fits(model)
-        trainable = [p for p in model.parameters() if p.requires_grad]
-        if max_examples is None and clipping == "per-example":
-            max_examples = MAX_HELD_ELEMENTS // sum(p.numel() for p in trainable) or 1
+        self._loss_name = getattr(loss, "__qualname__", type(loss).__qualname__)
+        # Paths that are tried before the hooks, the best first.
+        self._forms = [form for form in (LinearChain, LayerChain) if form.fits(model)]
+        self._path: Path | None = None
         self._max_examples = max_examples
+        self._size = sum(p.numel() for p in model.parameters() if p.requires_grad)
 
     def __call__(
         self, inputs: torch.Tensor, targets: torch.Tensor
@@ -116,24 +120,16 @@ class ClippedGradients:
             ]
         # An input that wants a gradient would silence the hooks of the first layer.
         inputs = inputs.detach()
-        try:
-            self._share_weights()
-            size = self._max_examples or len(targets)
-            if self._kind not in _probed.setdefault(self.model, set()):
-                few = min(_PROBE, size)
-                self._probe(inputs[:few], targets[:few])
-                _probed[self.model].add(self._kind)
-            total, _ = self._clipped_sum(inputs[:size], targets[:size])
-            for start in range(size, len(targets), size):
-                part = slice(start, start + size)
-                chunk, _ = self._clipped_sum(inputs[part], targets[part])
-                for mine, more in zip(total, chunk, strict=True):
-                    mine += more
-        except BaseException:
-            # A pass that broke off leaves half a batch in the hooks.
-            self._hooked = None
-            raise
-        return total
+        while True:
+            try:
+                return self._in_chunks(self._ready(), inputs, targets)
+            except UnexpectedInputError:
+                self._path = None
+                del self._forms[0]
+            except BaseException:
+                # A pass that broke off leaves half a batch in the hooks.
+                self._path = None
+                raise
 
     def grouped(
         self, inputs: torch.Tensor, targets: torch.Tensor, groups: int
@@ -149,77 +145,80 @@ class ClippedGradients:
         Returns
         -------
         list of Tensor, or None
-            As from a call, with a first axis for the groups. None if the model has no
-            closed form, or has not been called yet: only a call probes it.
+            As from a call, with a first axis for the groups. None if the model is no
+            chain of linear layers, or has not been called yet: only a call probes it.
         """
-        if not self._closed_form or self._kind not in _probed.get(self.model, ()):
+        if LinearChain not in self._forms:
             return None
         try:
-            self._share_weights()
-            assert isinstance(self._hooked, LinearChain)
-            losses = self._loss(self._hooked(inputs.detach()), targets)
-            return self._hooked.grouped_sums(losses, self.clip_norm, groups)
+            path = self._ready()
+            assert isinstance(path, LinearChain)
+            if self._kind(path) not in _probed.get(self.model, ()):
+                return None
+            losses = self._loss(path(inputs.detach()), targets)
+            return path.grouped_sums(losses, self.clip_norm, groups)
         except BaseException:
-            self._hooked = None
+            self._path = None
             raise
 
-    def _share_weights(self) -> None:
-        if self._hooked is None and self._closed_form:
-            self._hooked = LinearChain(copy.deepcopy(self.model).train())
-        elif self._hooked is None:
-            module = PerExampleModule if self.clipping == "per-example" else GhostModule
-            self._hooked = module(
-                copy.deepcopy(self.model).train(), loss_reduction="sum"
-            )
-        mine = self._hooked._module
-        for own, shared in zip(mine.parameters(), self.model.parameters(), strict=True):
+    def _kind(self, path: Path) -> str:
+        """Name what a probe is good for."""
+        return f"{type(path).__name__} {self.clipping} {self._loss_name}"
+
+    def _ready(self) -> Path:
+        """Return the path, with the model's current weights."""
+        if self._path is None:
+            module = copy.deepcopy(self.model).train()
+            form = self._forms[0] if self._forms else None
+            self._path = Hooked(module, self.clipping) if form is None else form(module)
+            self._own = list(module.parameters())
+            self._own_buffers = list(module.buffers())
+        for own, shared in zip(self._own, self.model.parameters(), strict=True):
             own.data = shared.data
-        for own, given in zip(mine.buffers(), self.model.buffers(), strict=True):
-            own.copy_(given)
+        if self._own_buffers:
+            for mine, given in zip(
+                self._own_buffers, self.model.buffers(), strict=True
+            ):
+                mine.copy_(given)
+        return self._path
+
+    def _in_chunks(
+        self, path: Path, inputs: torch.Tensor, targets: torch.Tensor
+    ) -> list[torch.Tensor]:
+        size = self._max_examples or len(targets)
+        if path.holds and self._max_examples is None:
+            size = MAX_HELD_ELEMENTS // self._size or 1
+        kind = self._kind(path)
+        if kind not in _probed.setdefault(self.model, set()):
+            few = min(_PROBE, size)
+            self._probe(path, inputs[:few], targets[:few])
+            _probed[self.model].add(kind)
+        total, _ = self._clipped_sum(path, inputs[:size], targets[:size])
+        for start in range(size, len(targets), size):
+            part = slice(start, start + size)
+            chunk, _ = self._clipped_sum(path, inputs[part], targets[part])
+            for mine, more in zip(total, chunk, strict=True):
+                mine += more
+        return total
 
     def _clipped_sum(
-        self, inputs: torch.Tensor, targets: torch.Tensor
+        self, path: Path, inputs: torch.Tensor, targets: torch.Tensor
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Return the clipped sum, and each example's gradient norm (shape (k,))."""
-        assert self._hooked is not None
-        if isinstance(self._hooked, LinearChain):
-            try:
-                losses = self._loss(self._hooked(inputs), targets)
-                return self._hooked.clipped_sum(losses, self.clip_norm)
-            except UnexpectedInputError:
-                self._hooked, self._closed_form = None, False
-            self._share_weights()
-            return self._clipped_sum(inputs, targets)
-        parameters = [p for p in self._hooked._module.parameters() if p.requires_grad]
-        _forget(parameters)
-        losses = self._loss(self._hooked(inputs), targets)
-        if self.clipping == "per-example":
-            gradients = _found("grad_sample", losses, parameters)
-            norms = _joined([row_norms(g) for g in gradients if g is not None])
-            sums = _weighted(gradients, (self.clip_norm / norms).clamp(max=1.0))
-        else:
-            found = _found("_norm_sample", losses, parameters)
-            norms = _joined([n for n in found if n is not None])
-            finite = norms.isfinite()
-            if not finite.all():
-                # Zero times infinity is not zero: these examples must not take part.
-                if not finite.any():
-                    return [torch.zeros_like(p) for p in parameters], norms
-                return self._clipped_sum(inputs[finite], targets[finite])[0], norms
-            factors = (self.clip_norm / norms).clamp(max=1.0)
-            self._hooked.disable_hooks()
-            sums = _gradient((factors.to(losses.dtype) * losses).sum(), parameters)
-            self._hooked.enable_hooks()
-        _forget(parameters)
-        return [
-            torch.zeros_like(p) if s is None else s.view_as(p)
-            for p, s in zip(parameters, sums, strict=True)
-        ], norms
+        losses = self._loss(path(inputs), targets)
+        sums, norms = path.clipped_sum(losses, self.clip_norm)
+        if sums is not None:
+            return sums, norms
+        # Zero times infinity is not zero: these examples must not take part.
+        finite = norms.isfinite()
+        if not finite.any():
+            return [torch.zeros_like(p) for p in self._own if p.requires_grad], norms
+        return self._clipped_sum(path, inputs[finite], targets[finite])[0], norms
 
-    def _probe(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+    def _probe(self, path: Path, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         """Compare with one example at a time, where examples cannot mix."""
-        total, norms = self._clipped_sum(inputs, targets)
-        _, again = self._clipped_sum(inputs, targets)
+        total, norms = self._clipped_sum(path, inputs, targets)
+        _, again = self._clipped_sum(path, inputs, targets)
         if not torch.allclose(norms, again, rtol=1e-4, equal_nan=True):
             return  # The model itself is random (dropout): nothing to compare.
         plain = copy.deepcopy(self.model).train()
@@ -228,10 +227,9 @@ class ClippedGradients:
         close = True
         for i in range(len(targets)):
             value = self._loss(plain(inputs[i : i + 1]), targets[i : i + 1]).sum()
-            gradient = [
-                torch.zeros_like(p) if g is None else g
-                for p, g in zip(parameters, _gradient(value, parameters), strict=True)
-            ]
+            gradient = torch.autograd.grad(
+                value, parameters, allow_unused=True, materialize_grads=True
+            )
             norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradient))
             if not math.isfinite(norm):
                 continue
@@ -247,58 +245,3 @@ class ClippedGradients:
                 f"gives alone (clipping={self.clipping!r}): the model or the loss "
                 "mixes examples, or has a layer whose options Opacus does not cover"
             )
-
-
-def _gradient(
-    value: torch.Tensor, parameters: list[nn.Parameter], keep_graph: bool = False
-) -> list[torch.Tensor | None]:
-    # Unlike backward(), this leaves nothing in `.grad`.
-    return list(
-        torch.autograd.grad(
-            value, parameters, retain_graph=keep_graph, allow_unused=True
-        )
-    )
-
-
-def _forget(parameters: list[nn.Parameter]) -> None:
-    for p in parameters:
-        for measured in ("grad_sample", "_norm_sample"):
-            setattr(p, measured, None)
-
-
-def _found(
-    name: str, losses: torch.Tensor, parameters: list[nn.Parameter]
-) -> list[torch.Tensor | None]:
-    """Let the hooks measure a backward pass; None for parameters it does not reach."""
-    keep_graph = name == "_norm_sample"
-    reached = _gradient(losses.sum(), parameters, keep_graph)
-    found: list[torch.Tensor | None] = [getattr(p, name) for p in parameters]
-    for gradient, measured in zip(reached, found, strict=True):
-        if gradient is not None and measured is None:
-            raise UnsupportedModelError(
-                "a parameter is used outside the layer that holds it, so its "
-                "per-example gradients are unknown; give it a module of its own"
-            )
-    return found
-
-
-def _joined(norms: list[torch.Tensor]) -> torch.Tensor:
-    """Norms of whole gradients from those of their parts, each of shape (k,)."""
-    joined: torch.Tensor = torch.linalg.vector_norm(
-        torch.stack([n.double() for n in norms]), dim=0
-    )
-    return joined
-
-
-def _weighted(
-    gradients: list[torch.Tensor | None], factors: torch.Tensor
-) -> list[torch.Tensor | None]:
-    """Sum gradients of shape (k, ...) with k factors; a factor of 0 drops its row."""
-    # C/inf is 0 and C/nan compares as false; zero times either would not be zero.
-    kept = factors > 0
-    if not kept.all():
-        gradients = [None if g is None else g[kept] for g in gradients]
-        factors = factors[kept]
-    return [
-        None if g is None else factors.to(g.dtype) @ g.flatten(1) for g in gradients
-    ]

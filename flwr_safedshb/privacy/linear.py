@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -27,6 +28,8 @@ class LinearChain:
     module : nn.Module
         A copy of the model that may get hooks.
     """
+
+    holds: ClassVar = False  # no example's whole gradient
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -85,9 +88,10 @@ class LinearChain:
             returned = [g.masked_fill(~finite.unsqueeze(1), 0.0) for g in returned]
         sums: dict[int, torch.Tensor] = {}
         for layer, a, g in zip(layers, inputs, returned, strict=True):
-            weighted = (g * factors.to(g.dtype).unsqueeze(1)).unflatten(0, (groups, -1))
+            weighted = g * factors.to(g.dtype).unsqueeze(1)
+            weighted = torch.unflatten(weighted, 0, (groups, -1))
             if layer.weight.requires_grad:
-                parts = a.unflatten(0, (groups, -1))
+                parts = torch.unflatten(a, 0, (groups, -1))
                 sums[id(layer.weight)] = weighted.transpose(1, 2) @ parts
             if layer.bias is not None and layer.bias.requires_grad:
                 sums[id(layer.bias)] = weighted.sum(dim=1)
