@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from flwr_safedshb.attacks import NonFinite as NonFinite
     from flwr_safedshb.attacks import SignFlip as SignFlip
     from flwr_safedshb.attacks import Zero as Zero
+    from flwr_safedshb.batched import BatchedGrid as BatchedGrid
     from flwr_safedshb.client import SafeDSHBClient as SafeDSHBClient
     from flwr_safedshb.client import client_app as client_app
     from flwr_safedshb.grids import AdversarialGrid as AdversarialGrid
@@ -78,6 +79,7 @@ _HOMES = {
         "SignFlip",
         "Zero",
     ),
+    "flwr_safedshb.batched": ("BatchedGrid",),
     "flwr_safedshb.client": (
         "SafeDSHBClient",
         "client_app",

@@ -7,14 +7,10 @@ else that depends on the data leaves: no loss, no norm, no text of an exception.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping, Sized
-from functools import lru_cache
+from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from logging import ERROR
 from typing import cast
 
-import numpy as np
-import torch
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
@@ -26,27 +22,21 @@ from flwr.app import (
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.supercore import log
-from numpy.typing import NDArray
 from torch import nn
 
 from flwr_safedshb import npy
-from flwr_safedshb.memory import Vector, keep, recall
+from flwr_safedshb.memory import keep, recall
 from flwr_safedshb.mods import refuse_mods
 from flwr_safedshb.node import RefusedError, admit
-from flwr_safedshb.privacy.gradients import (
-    ClippedGradients,
-    Loss,
-    UnsupportedModelError,
-)
-from flwr_safedshb.privacy.ledger import BudgetExhausted, LedgerError
-from flwr_safedshb.privacy.mechanism import Data, PrivateDataError, private_gradient
+from flwr_safedshb.prepared import prepare
+from flwr_safedshb.privacy.gradients import Loss
+from flwr_safedshb.privacy.mechanism import Data, Draw, Layers
 from flwr_safedshb.privacy.noise import Randomness, SecureRandomness
-from flwr_safedshb.privacy.plan import Clipping, PrivacyPlan
+from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.records import refilled
+from flwr_safedshb.steps import Arrays, Ask, Scalar, Step, fit_together
 
-__all__ = ["RefusedError", "SafeDSHBClient", "client_app"]
-
-Scalar = bool | bytes | float | int | str
+__all__ = ["PrivateClientApp", "RefusedError", "SafeDSHBClient", "client_app"]
 
 _MAX_SESSION = 64
 
@@ -119,11 +109,11 @@ class SafeDSHBClient(NumPyClient):
             secure_noise=self.randomness.private,
             node_keys=node_keys,
         )
-        self._prepared = _prepare(model, loss, plan.clip_norm, plan.clipping)
+        self.prepared = prepare(model, loss, plan.clip_norm, plan.clipping)
 
     def fit(
-        self, parameters: list[NDArray[np.generic]], config: Mapping[str, Scalar]
-    ) -> tuple[list[NDArray[np.generic]], int, dict[str, Scalar]]:
+        self, parameters: Arrays, config: Mapping[str, Scalar]
+    ) -> tuple[Arrays, int, dict[str, Scalar]]:
         """Take one step.
 
         Parameters
@@ -144,53 +134,43 @@ class SafeDSHBClient(NumPyClient):
         RefusedError
         """
         refuse_mods()
-        try:
-            momentum = self._step(parameters, config)
-        except RefusedError:
-            raise
-        except BudgetExhausted:
-            refusal = "the privacy budget of this node is spent; nothing was released"
-        except LedgerError as error:
-            log(ERROR, "%s", error)
-            refusal = "the privacy ledger of this node cannot be used"
-        except (PrivateDataError, UnsupportedModelError) as error:
-            refusal = str(error)
-        except Exception as error:
-            log(ERROR, "The step failed", exc_info=error)
-            refusal = "the step failed; the log of this node says why"
-        else:
-            return momentum, self.plan.num_examples, {}
-        # Outside the handlers, so that no cause is attached.
-        raise RefusedError(refusal)
+        (momentum,) = fit_together([Ask(self, parameters, config)])
+        if isinstance(momentum, RefusedError):
+            raise momentum
+        return momentum, self.plan.num_examples, {}
 
-    def _step(
-        self, parameters: list[NDArray[np.generic]], config: Mapping[str, Scalar]
-    ) -> list[NDArray[np.generic]]:
-        step, beta, session, anchor = self._asked(config)
-        prepared = self._prepared
-        if [array.shape for array in parameters] != prepared.shapes:
+    def begin(self, parameters: Arrays, config: Mapping[str, Scalar]) -> Step:
+        """Check what is asked, and charge the ledger for it."""
+        step = self._asked(config)
+        shapes = [array.shape for array in parameters]
+        if shapes != self.prepared.shapes:
             raise RefusedError(
-                f"the message has arrays of shapes {[a.shape for a in parameters]}, "
-                f"and the model of this client {prepared.shapes}; use the same model "
-                "on both sides"
+                f"the message has arrays of shapes {shapes}, and the model of this "
+                f"client {self.prepared.shapes}; use the same model on both sides"
             )
         # First of all, so that a crash may waste budget and never hides a release.
         if self.ledger is not None:
-            self.ledger.charge(self.plan, run=session)
-        prepared.load(parameters)
-        gradient = private_gradient(
-            prepared.gradients,
-            self.dataset,
-            self.plan,
-            self.randomness.for_step(self._number(), step),
-            self.weight_decay,
-        )
-        memory = recall(session, self.context, self.ledger)
-        momentum = memory.before(step).advanced(prepared.flatten(gradient), beta)
-        keep(session, memory.after(step, momentum, anchor), self.context, self.ledger)
-        return prepared.split(momentum)
+            self.ledger.charge(self.plan, run=step.session)
+        return step
 
-    def _asked(self, config: Mapping[str, Scalar]) -> tuple[int, float, str, bool]:
+    def draw(self, step: Step) -> Draw:
+        """Return what the private gradient of a step is made of."""
+        # The partition of a simulation: node ids differ between engines.
+        config = self.context.node_config
+        number = int(config.get("partition-id", self.context.node_id))
+        source = self.randomness.for_step(number, step.number)
+        return Draw(self.dataset, self.plan, source)
+
+    def finish(self, step: Step, gradient: Layers) -> Arrays:
+        """Update the momentum with a private gradient, keep it, return it."""
+        memory = recall(step.session, self.context, self.ledger)
+        before = memory.before(step.number)
+        momentum = before.advanced(self.prepared.flatten(gradient), step.momentum)
+        after = memory.after(step.number, momentum, step.anchor)
+        keep(step.session, after, self.context, self.ledger)
+        return self.prepared.split(momentum)
+
+    def _asked(self, config: Mapping[str, Scalar]) -> Step:
         step, beta = config.get("step"), config.get("momentum")
         session = config.get("session", str(self.context.run_id))
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
@@ -199,27 +179,59 @@ class SafeDSHBClient(NumPyClient):
             raise RefusedError("the message must have momentum, a number in [0, 1)")
         if not isinstance(session, str) or len(session) > _MAX_SESSION:
             raise RefusedError("the message's session must be a short text")
-        return step, float(beta), session, bool(config.get("anchor", True))
-
-    def _number(self) -> int:
-        """Return the partition of a simulation: node ids differ between engines."""
-        return int(self.context.node_config.get("partition-id", self.context.node_id))
+        return Step(step, float(beta), session, bool(config.get("anchor", True)))
 
 
 ClientFn = Callable[[Context], SafeDSHBClient]
 
 
-def client_app(client_fn: ClientFn) -> ClientApp:
-    """Return a Message-API ClientApp around clients that `client_fn` makes.
+class PrivateClientApp(ClientApp):
+    """A Message-API ClientApp around private clients; see `client_app`."""
 
-    It trains, and evaluates if the client has an ``evaluate`` of its own: what that
-    reports is outside the privacy guarantee.
-    """
-    app = ClientApp()
+    def __init__(self, client_fn: ClientFn) -> None:
+        super().__init__()
+        self._client_fn = client_fn
+        self.train()(self._train)
+        self.evaluate()(self._evaluate)
 
-    def made(context: Context) -> SafeDSHBClient:
+    def train_together(
+        self, messages: Sequence[Message], contexts: Sequence[Context]
+    ) -> list[Message | Exception]:
+        """Answer training messages for several nodes of this process at once.
+
+        The arrays that messages share are decoded once.
+
+        Returns
+        -------
+        list of (reply, or what the app would have raised)
+        """
+        results: list[Message | Exception | None] = [None] * len(messages)
+        clients: dict[int, SafeDSHBClient] = {}
+        asks: dict[int, Ask] = {}
+        models: dict[tuple[int, ...], Arrays] = {}
+        for i, (message, context) in enumerate(zip(messages, contexts, strict=True)):
+            try:
+                arrays, config = _content(message)
+                key = tuple(id(array.data) for array in arrays.values())
+                model = models.get(key) or models.setdefault(key, _decoded(arrays))
+                client = self._made(context)
+                if type(client).fit is SafeDSHBClient.fit:
+                    clients[i], asks[i] = client, Ask(client, model, config)
+                else:
+                    results[i] = _reply(message, *client.fit(model, config)[:2])
+            except Exception as error:
+                results[i] = error
+        for i, momentum in zip(asks, fit_together(list(asks.values())), strict=True):
+            results[i] = (
+                momentum
+                if isinstance(momentum, RefusedError)
+                else _reply(messages[i], momentum, clients[i].plan.num_examples)
+            )
+        return [result for result in results if result is not None]
+
+    def _made(self, context: Context) -> SafeDSHBClient:
         try:
-            return client_fn(context)
+            return self._client_fn(context)
         except RefusedError:
             raise
         except Exception as error:
@@ -228,22 +240,14 @@ def client_app(client_fn: ClientFn) -> ClientApp:
             "the client could not be made; the log of this node says why"
         )
 
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
+    def _train(self, message: Message, context: Context) -> Message:
         arrays, config = _content(message)
-        client = made(context)
-        model = [npy.decode(array) for array in arrays.values()]
-        layers, num_examples, _ = client.fit(model, config)
-        names = zip(arrays, layers, strict=True)
-        momentum = refilled(arrays, {name: npy.encode(layer) for name, layer in names})
-        metrics = MetricRecord({"num-examples": num_examples})
-        content = refilled(message.content, {"arrays": momentum, "metrics": metrics})
-        return Message(content, reply_to=message)
+        client = self._made(context)
+        return _reply(message, *client.fit(_decoded(arrays), config)[:2])
 
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
+    def _evaluate(self, message: Message, context: Context) -> Message:
         arrays, config = _content(message)
-        client = made(context)
+        client = self._made(context)
         if type(client).evaluate is NumPyClient.evaluate:
             raise RefusedError("this client does not evaluate models on its data")
         loss, count, more = client.evaluate(arrays.to_numpy_ndarrays(), dict(config))
@@ -251,7 +255,28 @@ def client_app(client_fn: ClientFn) -> ClientApp:
         metrics = MetricRecord({**numbers, "loss": loss, "num-examples": count})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
-    return app
+
+def client_app(client_fn: ClientFn) -> ClientApp:
+    """Return a Message-API ClientApp around clients that `client_fn` makes.
+
+    It trains, and evaluates if the client has an ``evaluate`` of its own: what that
+    reports is outside the privacy guarantee.
+    """
+    return PrivateClientApp(client_fn)
+
+
+def _decoded(arrays: ArrayRecord) -> Arrays:
+    return [npy.decode(array) for array in arrays.values()]
+
+
+def _reply(message: Message, momentum: Arrays, num_examples: int) -> Message:
+    arrays, _ = _content(message)
+    layers = zip(arrays, momentum, strict=True)
+    records = {
+        "arrays": refilled(arrays, {name: npy.encode(layer) for name, layer in layers}),
+        "metrics": MetricRecord({"num-examples": num_examples}),
+    }
+    return Message(refilled(message.content, records), reply_to=message)
 
 
 def _content(message: Message) -> tuple[ArrayRecord, Mapping[str, Scalar]]:
@@ -262,49 +287,3 @@ def _content(message: Message) -> tuple[ArrayRecord, Mapping[str, Scalar]]:
     if len(arrays) != 1 or len(configs) != 1:
         raise RefusedError("a message must have one ArrayRecord and one ConfigRecord")
     return arrays[0], cast(Mapping[str, Scalar], configs[0])
-
-
-class _Prepared:
-    """A model with its hooks, and where its parameters are among the arrays sent."""
-
-    def __init__(self, gradients: ClippedGradients) -> None:
-        self.gradients = gradients
-        model = gradients.model
-        self._entries = list(model.state_dict(keep_vars=True).values())
-        self.shapes = [tuple(entry.shape) for entry in self._entries]
-        trained = [p for p in model.parameters() if p.requires_grad]
-        position = {id(parameter): i for i, parameter in enumerate(trained)}
-        self._positions = [position.get(id(entry)) for entry in self._entries]
-
-    def load(self, parameters: list[NDArray[np.generic]]) -> None:
-        """Give the model the weights that were sent."""
-        for entry, array in zip(self._entries, parameters, strict=True):
-            entry.detach().copy_(torch.from_numpy(array.copy()))
-
-    def flatten(self, gradient: list[Vector]) -> NDArray[np.float64]:
-        """Return the gradient, (d,), with zeros where nothing is trained."""
-        return np.concatenate(
-            [
-                np.zeros(math.prod(shape)) if i is None else gradient[i].reshape(-1)
-                for shape, i in zip(self.shapes, self._positions, strict=True)
-            ],
-            dtype=np.float64,
-        )
-
-    def split(self, vector: Vector) -> list[NDArray[np.generic]]:
-        """Return a vector, (d,), as the arrays of the model."""
-        layers: list[NDArray[np.generic]] = []
-        start = 0
-        for shape in self.shapes:
-            stop = start + math.prod(shape)
-            layers.append(vector[start:stop].reshape(shape))
-            start = stop
-        return layers
-
-
-@lru_cache(maxsize=4)
-def _prepare(
-    model: nn.Module, loss: Loss, clip_norm: float, clipping: Clipping
-) -> _Prepared:
-    """Check and hook a model once: that costs more than a step."""
-    return _Prepared(ClippedGradients(model, loss, clip_norm, clipping))

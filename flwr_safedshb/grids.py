@@ -121,12 +121,10 @@ class InProcessGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Answer messages at once and keep the replies."""
-        ids = []
-        for message in messages:
-            reply = self._answer(message)
-            ids.append(reply.metadata.reply_to_message_id)
-            self._replies[ids[-1]] = reply
-        return ids
+        replies = self.answer(list(messages))
+        by_id = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        self._replies.update(by_id)
+        return list(by_id)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Hand out the replies to these messages, each once."""
@@ -137,40 +135,78 @@ class InProcessGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
         """Answer messages in their order; `timeout` is not needed here."""
+        return self.answer(list(messages))
+
+    def answer(self, messages: list[Message]) -> list[Message]:
+        """Return the replies to messages, in their order."""
         return [self._answer(message) for message in messages]
 
     def _answer(self, message: Message) -> Message:
+        self.number(message)
+        working = self.working_context(message)
+        if working is None:
+            return self.unavailable(message)
+        try:
+            reply: object = self._app(delivered(message), working)
+        except Exception as error:
+            reply = error
+        return self.concluded(message, working, reply)
+
+    def number(self, message: Message) -> None:
+        """Give a message the id that another engine's SuperLink would give it."""
         self._sent += 1
         message.metadata.__dict__["_message_id"] = f"{self._run.run_id}-{self._sent}"
-        node_id = message.metadata.dst_node_id
-        context = self._contexts.get(node_id)
+
+    def working_context(self, message: Message) -> Context | None:
+        """Return a copy of a node's Context, or None if there is no such node."""
+        context = self._contexts.get(message.metadata.dst_node_id)
         if context is None:
-            reason = f"there is no node {node_id}"
-            return Message(Error(ErrorCode.NODE_UNAVAILABLE, reason), reply_to=message)
-        working = Context(
+            return None
+        return Context(
             context.run_id,
-            node_id,
+            context.node_id,
             dict(context.node_config),
             copied(context.state),
             dict(context.run_config),
         )
+
+    @staticmethod
+    def unavailable(message: Message) -> Message:
+        """Return the reply to a message for a node that is not there."""
+        reason = f"there is no node {message.metadata.dst_node_id}"
+        return Message(Error(ErrorCode.NODE_UNAVAILABLE, reason), reply_to=message)
+
+    def concluded(self, message: Message, working: Context, result: object) -> Message:
+        """Return the reply that an app's result is, and keep the node's state.
+
+        Parameters
+        ----------
+        message : Message
+            What was asked.
+        working : Context
+            With which the app ran.
+        result : object
+            What it returned, or an Exception that it raised.
+        """
+        node_id = working.node_id
         try:
-            reply = self._app(delivered(message), working)
-            _check_reply(message, reply)
+            if isinstance(result, Exception):
+                raise result
+            answered = _checked_reply(message, result)
             # Where other engines serialise, and fail on what is no record.
-            reply, state = delivered(reply), copied(working.state)
+            reply, state = delivered(answered), copied(working.state)
         except Exception as error:
             log(ERROR, "node %d: the ClientApp raised", node_id, exc_info=error)
             reason = f"{type(error)}:<'{error}'>"
             code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
             reply = Message(Error(code, reason), reply_to=message)
         else:
-            context.state = state
+            self._contexts[node_id].state = state
         reply.metadata.__dict__["_message_id"] = f"{message.metadata.message_id}-reply"
         return reply
 
 
-def _check_reply(message: Message, reply: object) -> None:
+def _checked_reply(message: Message, reply: object) -> Message:
     if not isinstance(reply, Message):
         raise TypeError(f"a ClientApp returns a Message, got {type(reply).__name__}")
     # Flower's own links drop what is not a reply by this node to this message.
@@ -179,6 +215,7 @@ def _check_reply(message: Message, reply: object) -> None:
         or reply.metadata.src_node_id != message.metadata.dst_node_id
     ):
         raise ValueError("the ClientApp returned a Message that is not its reply")
+    return reply
 
 
 def _distinct_ids(count: int, seed: int) -> list[int]:

@@ -1,16 +1,17 @@
-"""One experiment on three engines: in this process, on Ray, or as a deployment."""
+"""One experiment on any engine: in this process, on Ray, or as a deployment."""
 
 from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flwr.app import ConfigRecordValues
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
+from flwr_safedshb.batched import BatchedGrid
 from flwr_safedshb.checkpoint import Progress, load
 from flwr_safedshb.grids import InProcessGrid
 from simulations.app import OVERRIDES, composed, make_client_app, make_server_app
@@ -38,20 +39,24 @@ def run(overrides: Sequence[str], checkpoint: str | Path | None = None) -> Progr
         path = Path(checkpoint or Path(scratch) / "run.npz").absolute()
         text = shlex.join([*overrides, f"checkpoint={path}"])
         engine = composed(text).engine.name
-        {"inprocess": in_process, "ray": ray, "deployment": deployment}[engine](text)
+        ENGINES[engine](text)
         progress = load(path)
     if progress is None:
         raise RuntimeError(f"the run on engine={engine} ended without a model")
     return progress
 
 
-def in_process(overrides: str) -> None:
+def in_process(overrides: str, grid_type: type[InProcessGrid] = InProcessGrid) -> None:
     """Run in this process."""
     cfg = composed(overrides)
     run_config: dict[str, bool | float | int | str] = {OVERRIDES: overrides}
-    app = make_client_app()
-    grid = InProcessGrid(app, cfg.num_nodes, run_config, cfg.seed)
+    grid = grid_type(make_client_app(), cfg.num_nodes, run_config, cfg.seed)
     make_server_app()(grid, grid.server_context())
+
+
+def batched(overrides: str) -> None:
+    """Run in this process, all clients of a round as one batch."""
+    in_process(overrides, BatchedGrid)
 
 
 def ray(overrides: str) -> None:
@@ -89,3 +94,11 @@ def deployment(overrides: str) -> None:
         }
         with Deployment(folder, cfg.num_nodes, config) as nodes:
             nodes.run({OVERRIDES: overrides}, cfg.engine.run_timeout)
+
+
+ENGINES: dict[str, Callable[[str], None]] = {
+    "inprocess": in_process,
+    "batched": batched,
+    "ray": ray,
+    "deployment": deployment,
+}

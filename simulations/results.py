@@ -173,7 +173,7 @@ def read(path: Path) -> RunRecord | None:
 
 def _node_ids(cfg: DictConfig, progress: Progress) -> list[int]:
     """Return the ids of the nodes in their order; elsewhere, of those left out."""
-    if cfg.engine.name == "inprocess":
+    if cfg.engine.name in ("inprocess", "batched"):
         grid = InProcessGrid(make_client_app(""), cfg.num_nodes, seed=cfg.seed)
         return grid.get_node_ids()
     return sorted(

@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from flwr_safedshb import client as client_module
+from flwr_safedshb import prepared, steps
 from flwr_safedshb.client import RefusedError, SafeDSHBClient, client_app
 from flwr_safedshb.grids import InProcessGrid
 from flwr_safedshb.node import LEDGER_NAME
@@ -403,7 +403,7 @@ def test_a_model_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
         made.append(arguments)
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(client_module, "ClippedGradients", counted)
+    monkeypatch.setattr(prepared, "ClippedGradients", counted)
     for _ in range(3):
         make(node(), model=model)
     assert len(made) == 1
@@ -417,7 +417,7 @@ def test_an_unexpected_failure_is_logged_here_and_not_sent(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a bug of ours")
 
-    monkeypatch.setattr(client_module, "private_gradient", broken)
+    monkeypatch.setattr(steps, "private_gradients", broken)
     with caplog.at_level(logging.ERROR), pytest.raises(RefusedError) as caught:
         ask(node(), 0)
     assert "a bug of ours" not in str(caught.value)
