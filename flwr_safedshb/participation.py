@@ -116,6 +116,7 @@ class Participation:
 def wait_for_nodes(grid: Grid, least: int, timeout: float) -> list[int]:
     """Return the ids of all nodes, sorted, once there are `least` of them."""
     deadline = time.monotonic() + timeout
+    seen = -1
     while len(nodes := sorted(grid.get_node_ids())) < least:
         left = deadline - time.monotonic()
         if left <= 0:
@@ -124,7 +125,9 @@ def wait_for_nodes(grid: Grid, least: int, timeout: float) -> list[int]:
                 f"seconds, and min_available_nodes={least} are needed; start more "
                 "SuperNodes, or wait longer"
             )
-        log(INFO, "Waiting for nodes: %d connected, %d needed", len(nodes), least)
+        if len(nodes) != seen:
+            seen = len(nodes)
+            log(INFO, "Waiting for nodes: %d connected, %d needed", seen, least)
         time.sleep(min(_POLL_SECONDS, left))
     return nodes
 

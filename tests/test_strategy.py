@@ -326,17 +326,24 @@ def test_nodes_that_do_not_come_end_in_a_clear_error() -> None:
         strategy.start(federation(5), model(), 1)
 
 
-def test_nodes_that_come_late_are_waited_for() -> None:
+def test_nodes_that_come_late_are_waited_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Growing(WrappedGrid):
         asked = 0
 
         def get_node_ids(self) -> list[int]:
             self.asked += 1
-            return list(self.grid.get_node_ids())[: self.asked]
+            return list(self.grid.get_node_ids())[: self.asked // 3]
 
+    monkeypatch.setattr("flwr_safedshb.participation._POLL_SECONDS", 0.0)
+    caplog.set_level("INFO", "flwr")
     grid = Growing(federation(2))
     result = SafeDSHB(min_available_nodes=2).start(grid, model(), 1)
     assert result.train_metrics_clientapp[1]["replies"] == 2
+    # One line for each change, however long it takes.
+    waits = [m for m in caplog.messages if m.startswith("Waiting for nodes")]
+    assert waits == [f"Waiting for nodes: {n} connected, 2 needed" for n in (0, 1)]
 
 
 @pytest.mark.parametrize(
