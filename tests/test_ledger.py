@@ -535,6 +535,17 @@ def test_nothing_is_pickled(path: Path) -> None:
         ledger.save_state(1, 1, [np.array([{}], dtype=object)])
 
 
+def test_state_of_the_running_run_survives_a_clock_set_back(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(path, max_epsilon=1.0, delta=DELTA)
+    for run in range(6):
+        time_then = f"20{50 - run}-01-01T00:00:00.000+00:00"
+        monkeypatch.setattr("flwr_safedshb.privacy.ledger.now", lambda t=time_then: t)
+        ledger.save_state(run, 0, [np.zeros(1)])
+        assert ledger.load_state(run) is not None
+
+
 def test_damaged_state_is_refused_and_the_budget_is_not(
     path: Path, spent: Ledger
 ) -> None:

@@ -160,7 +160,8 @@ class Ledger:
             transaction.execute("INSERT OR REPLACE INTO state VALUES (?,?,?,?,?)", row)
             transaction.execute(
                 "DELETE FROM state WHERE run NOT IN "
-                "(SELECT run FROM state ORDER BY time DESC LIMIT ?)",
+                # By the order of writing: a clock may have been set back.
+                "(SELECT run FROM state ORDER BY rowid DESC LIMIT ?)",
                 (_RUNS_KEPT,),
             )
 
