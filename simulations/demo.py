@@ -1,207 +1,132 @@
-"""The rules against attacks, as a table: ``python -m simulations.demo``.
+"""Hospitals train a tumour classifier, and some are hijacked: ``make demo``.
 
-No training: honest clients send one noisy vector each, adversaries see them all and
-answer, and the table says how far each rule is moved.
+Seven hospitals hold tumours that they may show to nobody, two of them are in hostile
+hands, and the server that joins what they learn is curious. The same training runs four
+times over: the honest hospitals among themselves; all seven, averaged; with SMEA; with
+Filter. No network, no data on disk: the tumours are scikit-learn's ``breast_cancer``.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from flwr_safedshb.aggregation import (
-    CAF,
-    MDA,
-    NNM,
-    SMEA,
-    Average,
-    Filter,
-    GeometricMedian,
-    Krum,
-    Median,
-    MultiKrum,
-    Rule,
-    TrimmedMean,
-)
-from flwr_safedshb.attacks import ALIE, FOE, Attack, FarCluster, NonFinite, SignFlip
-from simulations.benchmarks.measure import record
+from simulations.report import epsilons, sweep_page
+from simulations.results import RunRecord
+from simulations.summary import final
+from simulations.sweep import Sweep, add_arguments, show_progress
 
-Floats = NDArray[np.float32]
-
-RULES: dict[str, Rule] = {
-    "Average": Average(),
-    "Median": Median(),
-    "TrimmedMean": TrimmedMean(),
-    "Krum": Krum(),
-    "MultiKrum": MultiKrum(),
-    "GeometricMedian": GeometricMedian(),
-    "MDA": MDA(),
-    "CAF": CAF(),
-    "Filter": Filter(),
-    "SMEA": SMEA(),
-    "NNM(TrimmedMean)": NNM(TrimmedMean()),
+SEEDS = (1, 2, 3, 4, 5)
+TITLE = "Hospitals train a tumour classifier, and some are hijacked"
+ATTACKED = ["experiment=hospitals", "attack=foe"]
+# What runs, by the words of the table.
+SETTINGS = {
+    "no attack": ["experiment=hospitals-unharmed"],
+    "plain averaging, attacked": [*ATTACKED, "aggregation=average"],
+    "SMEA, attacked": [*ATTACKED, "aggregation=smea"],
+    "Filter, attacked": [*ATTACKED, "aggregation=filter"],
 }
-ATTACKS: dict[str, Attack | None] = {
-    "none": None,
-    "sign flip": SignFlip(),
-    "ALIE": ALIE(),
-    "FOE": FOE(),
-    "far cluster": FarCluster(),
-    "NaN": NonFinite(),
-}
-# In standard errors: where a cell is no longer green, and where it turns red.
-FAIR, BAD = 1.5, 3.0
+# A model that has learnt nothing says "benign" to all.
+CHANCE = 0.63
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What is tried.
+class Case:
+    """One training."""
 
-    Attributes
-    ----------
-    n, f, d : int
-        Clients, adversaries among them, dimension.
-    signal : float
-        Every coordinate of the vector that honest clients send noisily; the noise has
-        standard deviation 1.
-    seeds : int
-        Tries that a cell averages, with seeds 0, 1, ...
-    """
+    setting: str
+    seed: int
 
-    n: int = 10
-    f: int = 3
-    d: int = 69
-    signal: float = 1.0
-    seeds: int = 10
+    @property
+    def name(self) -> str:
+        """Name of the run's file, without suffix."""
+        words = self.setting.replace(",", "").replace(" ", "-").lower()
+        return f"{words}_seed{self.seed}"
+
+    @property
+    def overrides(self) -> list[str]:
+        """What makes the run of the packaged configuration."""
+        return [*SETTINGS[self.setting], f"seed={self.seed}"]
 
 
-def displacement(
-    rule: Rule, attack: Attack | None, settings: Settings, seed: int
-) -> float:
-    """Return how far a rule is from the honest mean, in its standard errors.
-
-    The standard error is sqrt(trace(cov) / h) over the h honest vectors: how far their
-    mean itself is, on average, from what they were drawn around.
-    """
-    rng = np.random.default_rng(seed)
-    f = settings.f
-    honest_clients = settings.n if attack is None else settings.n - f
-    noise = rng.standard_normal((honest_clients, settings.d), dtype=np.float32)
-    honest = np.float32(settings.signal) + noise
-    sent = honest
-    if attack is not None:
-        sent = np.concatenate((honest, attack(honest, f, rng, rule)))
-    error = math.sqrt(honest.var(axis=0).sum() / honest_clients)
-    distance = np.linalg.norm(receive(rule, sent, f) - honest.mean(axis=0))
-    return float(distance) / error
-
-
-def receive(rule: Rule, sent: Floats, f: int) -> NDArray[np.floating]:
-    """Aggregate as the server does.
-
-    What is not finite is excluded, and whoever sent it was an adversary.
-
-    Parameters
-    ----------
-    rule : Rule
-    sent : (n, d) array
-    f : int
-
-    Returns
-    -------
-    (d,) array
-    """
-    finite = np.isfinite(sent).all(axis=1)
-    return rule(sent[finite], max(0, f - int((~finite).sum())))
-
-
-def demonstrate(settings: Settings) -> dict[str, dict[str, float]]:
-    """Return the mean displacement of every rule under every attack."""
+def by_setting(runs: Mapping[Case, RunRecord]) -> dict[str, list[RunRecord]]:
+    """Return the runs of each row of the table."""
     return {
-        rule_name: {
-            attack_name: float(
-                np.mean(
-                    [
-                        displacement(rule, attack, settings, seed)
-                        for seed in range(settings.seeds)
-                    ]
-                )
-            )
-            for attack_name, attack in ATTACKS.items()
-        }
-        for rule_name, rule in RULES.items()
+        setting: [run for case, run in runs.items() if case.setting == setting]
+        for setting in SETTINGS
     }
 
 
-def show(
-    console: Console, settings: Settings, results: Mapping[str, Mapping[str, float]]
-) -> None:
-    """Print the table and how to read it."""
-    table = Table(
-        title=f"How far {settings.f} of {settings.n} clients move each rule",
-        box=box.SIMPLE_HEAD,
+def story(run: RunRecord) -> str:
+    """Say what happens in an attacked run, with its figures."""
+    config, plan = run["config"], run["config"]["privacy"]["plan"]  # type: ignore[index]
+    n, f = config["num_nodes"], config["num_malicious_nodes"]
+    m, tested = run["privacy"]["num_examples"], run["data"]["test_examples"]
+    return (
+        f"{n} hospitals train a classifier of tumours, malignant or benign. Each "
+        f"honest one holds {m} tumours; {tested} others test. The server is curious, "
+        "so every hospital clips the gradient of each tumour, adds Gaussian noise "
+        f"({plan['noise_multiplier']:g} times what one other tumour in its place could "
+        f"change) and sends only its momentum. {f} hospitals are hijacked: in every "
+        "step they see what the honest ones send, and send the opposite of its mean "
+        "(FOE), in the strength that harms the server's rule the most."
     )
-    table.add_column("rule", no_wrap=True)
-    for head in (*ATTACKS, "kappa"):
+
+
+def show(console: Console, groups: Mapping[str, Sequence[RunRecord]]) -> None:
+    """Print the table and what it says."""
+    runs = [run for some in groups.values() for run in some]
+    seeds = len({run["seed"] for run in runs})
+    table = Table(title=TITLE, box=box.SIMPLE_HEAD)
+    table.add_column("", no_wrap=True)
+    for head in ("test accuracy", "worst seed", "epsilon"):
         table.add_column(head, justify="right")
-    for name, row in results.items():
-        table.add_row(name, *map(_coloured, row.values()), _kappa(name, settings))
+    for setting, some in groups.items():
+        figure = final(some)
+        worst = min(run["evaluations"]["accuracy"][-1] for run in some)
+        colour = "green" if worst > CHANCE else "bold red"
+        table.add_row(setting, f"[{colour}]{figure}[/]", f"{worst:.3f}", epsilons(some))
     console.print(table)
+    said = runs[0]["privacy"]
     console.print(
-        "A cell is the distance of the rule's output from the mean of the honest "
-        "vectors, in standard errors of that mean (averages over "
-        f"{settings.seeds} tries, d = {settings.d}): 1 costs as much as the chance in "
-        f"the honest vectors does anyway. Above {FAIR:g} is yellow, above {BAD:g} red. "
-        "Adversaries see every honest vector; ALIE and FOE choose, for each rule, the "
-        "strength that harms it the most. Who sends NaN is excluded by the server and "
-        "counts as found, so f falls. kappa is the proven constant, in which the "
-        "squared distance is bounded: s in units of the largest eigenvalue of the "
-        "honest covariance, v in units of its trace, which is up to d times larger; "
-        "- where there is none. Filter's default stop is CAF's. One table is no proof: "
-        "an attack that is not in it may do better.",
+        f"Mean ± standard deviation over {seeds} seeds; to call every tumour benign "
+        f"gives about {CHANCE:.2f}. Epsilon, at delta = {said['delta']:g} after "
+        f"{said['steps']} steps, is what each honest hospital spends on its own "
+        f"{said['num_examples']} tumours against everyone else, the server included: "
+        f"{said['sampler']}, {said['adjacency']} adjacency, {said['accountant']}. "
+        f"{said['note']}",
         highlight=False,
     )
 
 
-def _coloured(value: float) -> str:
-    colour = "green" if value <= FAIR else "yellow" if value <= BAD else "bold red"
-    return f"[{colour}]{value:.2f}[/]"
-
-
-def _kappa(name: str, settings: Settings) -> str:
-    rule = RULES[name]
-    value = rule.kappa(settings.n, settings.f)
-    return "-" if value is None else f"{value:.1f} {rule.notion[0]}"
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Try every rule against every attack, print a table, write JSON."""
-    defaults = Settings()
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train, print a table, write a report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--n", type=int, default=defaults.n, help="clients")
-    parser.add_argument("--f", type=int, default=defaults.f, help="adversaries")
-    parser.add_argument("--d", type=int, default=defaults.d, help="dimension")
-    parser.add_argument("--signal", type=float, default=defaults.signal)
-    parser.add_argument("--seeds", type=int, default=defaults.seeds)
-    parser.add_argument("--out", type=Path, default=Path("outputs/demo/demo.json"))
-    options = vars(parser.parse_args(arguments))
-    out = options.pop("out")
-    settings = Settings(**options)
-    results = demonstrate(settings)
+    add_arguments(parser, "outputs/demo")
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    args = parser.parse_args(argv)
     console = Console()
-    show(console, settings, results)
-    record(out, asdict(settings), results)
-    console.print(f"Written: {out}")
+    cases = tuple(Case(setting, seed) for seed in args.seeds for setting in SETTINGS)
+    work = Sweep(args.output, cases, tuple(args.set))
+    console.print(f"{len(SETTINGS)} settings, {len(args.seeds)} seeds each")
+    # All of them, also those that are there: who asks for a demo wants to see it.
+    if not show_progress(console, work, cases, args.workers):
+        return 1
+    groups = by_setting(work.runs())
+    text = story(groups["SMEA, attacked"][0])
+    console.print(text, highlight=False)
+    show(console, groups)
+    page = work.folder / "report.html"
+    panels = {"With and without an attack": groups}
+    page.write_text(sweep_page(TITLE, panels, lead=text))
+    console.print(f"Report, with plots: {page}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

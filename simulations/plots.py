@@ -31,6 +31,8 @@ STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "safedshb",
 }
+# From here on values that one scale must hold are drawn on a logarithmic one.
+WIDE = 30.0
 LABELS = {"accuracy": "test accuracy", "training_loss": "training loss"}
 PANEL = (4.6, 3.4)
 
@@ -95,6 +97,9 @@ def draw(axes: Axes, curves: Mapping[str, Curve], quantity: str, title: str) -> 
         )
     axes.set(title=title, xlabel="step", ylabel=LABELS[quantity])
     axes.margins(x=0.01)
+    means = [curve.values.mean(axis=0) for curve in curves.values()]
+    if quantity == "training_loss" and np.max(means) > WIDE * np.min(means):
+        axes.set_yscale("log")
 
 
 def panel(curves: Mapping[str, Curve], quantity: str, title: str) -> Figure:

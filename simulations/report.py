@@ -61,7 +61,9 @@ def run_page(run: RunRecord) -> str:
     return page.whole(title, body)
 
 
-def sweep_page(title: str, panels: Mapping[str, Groups], notes: str = "") -> str:
+def sweep_page(
+    title: str, panels: Mapping[str, Groups], notes: str = "", lead: str = ""
+) -> str:
     """Return the page of a sweep.
 
     Parameters
@@ -70,7 +72,9 @@ def sweep_page(title: str, panels: Mapping[str, Groups], notes: str = "") -> str
     panels : mapping of title to groups
         Each is drawn as one panel for each quantity, one curve for each group.
     notes : str
-        Text to show as it is.
+        Text to show as it is, after the results.
+    lead : str
+        What the page is about, in a paragraph.
     """
     some_runs = (
         run for groups in panels.values() for g in groups.values() for run in g
@@ -80,6 +84,7 @@ def sweep_page(title: str, panels: Mapping[str, Groups], notes: str = "") -> str
     seeds = sorted({run["seed"] for run in runs})
     body = [
         f"<h1>{escape(title)}</h1>",
+        f"<p>{escape(lead)}</p>" if lead else "",
         page.cards(
             {
                 "runs": str(len(runs)),
@@ -89,9 +94,10 @@ def sweep_page(title: str, panels: Mapping[str, Groups], notes: str = "") -> str
         ),
         "<h2>Results</h2>",
         "<p>Accuracy is the last on the test set, mean ± standard deviation over the "
-        "seeds; beside it, in how many of 100 chances the rule left an adversary, or "
-        "an honest node, out. Lines are means over the seeds, shades one standard "
-        "deviation.</p>",
+        "seeds; beside it the epsilon of each honest node, and in how many of 100 "
+        "chances the rule left an adversary, or an honest node, out: those who hide "
+        "among the honest stay in, and can move the mean but little. Lines are means "
+        "over the seeds, shades one standard deviation.</p>",
     ]
     for name, groups in panels.items():
         body.append(f"<h3>{escape(name)}</h3>{_finals(groups)}")
@@ -114,6 +120,14 @@ def grouped(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
         rest = [part for part in run["overrides"] if not part.startswith("seed=")]
         groups.setdefault(" ".join(rest) or "default", []).append(run)
     return groups
+
+
+def epsilons(runs: Sequence[RunRecord]) -> str:
+    """Return the epsilons of some runs, from the smallest to the largest."""
+    found = [run["privacy"]["epsilon"] for run in runs]
+    values = sorted(float("inf") if e is None else e for e in found)
+    words = ["∞" if e == float("inf") else f"{e:.3g}" for e in values]
+    return words[0] if words[0] == words[-1] else f"{words[0]} to {words[-1]}"
 
 
 def shares_left_out(runs: Sequence[RunRecord]) -> Floats:
@@ -209,9 +223,9 @@ def _finals(groups: Groups) -> str:
     for label, some in groups.items():
         last = np.array([run["evaluations"]["accuracy"][-1] for run in some])
         spread = last.std(ddof=min(1, len(last) - 1))
-        cells = [label, f"{last.mean():.3f} ± {spread:.3f}"]
+        cells = [label, f"{last.mean():.3f} ± {spread:.3f}", epsilons(some)]
         rows.append(cells + _shares_by_kind(some))
-    return page.table(["", "accuracy", "adversary out", "honest out"], rows)
+    return page.table(["", "accuracy", "ε", "adversary out", "honest out"], rows)
 
 
 def _shares_by_kind(runs: Sequence[RunRecord]) -> list[str]:

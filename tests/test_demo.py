@@ -1,97 +1,100 @@
-import json
-import subprocess
-import sys
+"""The demonstration: what it shows is so, and it says what it costs."""
+
+import io
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
+from rich.console import Console
 
-from flwr_safedshb.aggregation import Average, CoordinatewiseRule, Krum
-from flwr_safedshb.attacks import FarCluster, NonFinite
-from flwr_safedshb.gram import FloatArray
-from simulations import demo
-from simulations.demo import ATTACKS, RULES, Settings, displacement, receive
-
-
-class Recorder(CoordinatewiseRule):
-    """A mean that remembers what it was given."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[int, int]] = []
-
-    def reduce(self, block: FloatArray, f: int) -> FloatArray:
-        self.seen.append((len(block), f))
-        mean: FloatArray = block.mean(axis=0)
-        return mean
+from simulations import demo, results
+from simulations.demo import SETTINGS, Case, by_setting, main, show, story
+from simulations.results import RunRecord
+from simulations.sweep import Sweep
 
 
-def test_displacement_is_in_standard_errors_of_the_honest_mean() -> None:
-    settings = Settings(n=10, f=3, d=4000, signal=2.0)
-    # All cov entries are near 1, so the standard error of 7 vectors is sqrt(6/7 d/7),
-    # and the average moves by 3/10 of the distance.
-    attack = FarCluster(distance=50.0, radius=0.0)
-    expected = 0.3 * 50.0 / np.sqrt(6 / 7 * 4000 / 7)
-    assert displacement(Average(), attack, settings, 1) == pytest.approx(
-        expected, rel=0.03
-    )
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[RunRecord]]:
+    cases = tuple(Case(setting, 1) for setting in SETTINGS)
+    work = Sweep(tmp_path_factory.mktemp("demo"), cases)
+    for case in cases:
+        work.run(case)
+    return by_setting(work.runs())
 
 
-def test_without_attack_the_average_is_not_moved_and_one_vector_is_far() -> None:
-    settings = Settings(n=10, f=3, d=500)
-    assert displacement(Average(), None, settings, 0) < 1e-5
-    # One vector is sqrt(n) standard errors from the mean of n.
-    moved = displacement(Krum(), None, settings, 0)
-    assert moved == pytest.approx(np.sqrt(10), rel=0.1)
-
-
-def test_what_is_not_finite_is_excluded_and_lowers_f() -> None:
-    rule = Recorder()
-    rng = np.random.default_rng(0)
-    sent = rng.normal(size=(7, 2)).astype(np.float32)
-    sent[3, 1], sent[5, 0] = np.nan, -np.inf
-    output = receive(rule, sent, 3)
-    assert rule.seen == [(5, 1)]
-    np.testing.assert_allclose(output, sent[[0, 1, 2, 4, 6]].mean(axis=0), rtol=1e-6)
-    receive(rule, sent, 1)
-    assert rule.seen[-1] == (5, 0)
-
-
-def test_adversaries_who_send_nan_leave_the_honest_mean() -> None:
-    moved = displacement(RULES["SMEA"], NonFinite(), Settings(d=8), 0)
-    assert moved < 1e-5
-
-
-@pytest.mark.parametrize(
-    ("value", "colour"), [(1.5, "green"), (1.6, "yellow"), (3.1, "red")]
-)
-def test_bad_cells_are_seen(value: float, colour: str) -> None:
-    assert colour in demo._coloured(value)
-
-
-def test_run_prints_every_rule_and_writes_its_settings(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_averaging_fails_and_the_robust_rules_do_not(
+    groups: dict[str, list[RunRecord]],
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    out = tmp_path / "new" / "demo.json"
-    demo.main(["--seeds", "2", "--d", "5", "--out", str(out)])
-    written = json.loads(out.read_text())
-    assert written["settings"] == {"n": 10, "f": 3, "d": 5, "signal": 1.0, "seeds": 2}
-    assert written["results"].keys() == RULES.keys()
-    printed = capsys.readouterr().out
-    for name, row in written["results"].items():
-        assert row.keys() == ATTACKS.keys()
-        line = next(x for x in printed.splitlines() if x.strip().startswith(name))
-        assert [float(cell) for cell in line.split()[1:7]] == pytest.approx(
-            list(row.values()), abs=0.006
-        )
-    # Colluders break the average and none of the rules with a constant.
-    assert written["results"]["Average"]["far cluster"] > demo.BAD
-    assert written["results"]["SMEA"]["far cluster"] < demo.FAIR
+    last = {k: v[0]["evaluations"]["accuracy"][-1] for k, v in groups.items()}
+    assert last["plain averaging, attacked"] < 0.5 < demo.CHANCE
+    for setting in ("no attack", "SMEA, attacked", "Filter, attacked"):
+        assert last[setting] > 0.8
 
 
-def test_needs_no_torch() -> None:
-    script = "import simulations.demo, sys; print('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "False"
+def test_all_settings_spend_the_same_privacy(
+    groups: dict[str, list[RunRecord]],
+) -> None:
+    """The honest hospitals hold the same, attacked or not."""
+    (said,) = {
+        (run["privacy"]["num_examples"], run["privacy"]["epsilon"])
+        for some in groups.values()
+        for run in some
+    }
+    assert said[0] == 91
+    assert said[1] == pytest.approx(2.97, abs=0.01)
+    assert {
+        str(run["data"]["test_set"]) for some in groups.values() for run in some
+    } == {"held-out examples"}
+
+
+def test_chance_is_the_share_of_the_larger_class() -> None:
+    from simulations.data import BreastCancer
+
+    labels = BreastCancer(0.2).load().labels
+    assert labels.mean() == pytest.approx(demo.CHANCE, abs=0.01)
+
+
+def test_the_table_says_what_epsilon_is_true_for(
+    groups: dict[str, list[RunRecord]],
+) -> None:
+    text = io.StringIO()
+    show(Console(file=text, width=200), groups)
+    printed = text.getvalue()
+    for setting, some in groups.items():
+        line = next(x for x in printed.splitlines() if x.strip().startswith(setting))
+        assert f"{some[0]['evaluations']['accuracy'][-1]:.3f}" in line
+        assert "2.97" in line
+    for words in (
+        "fixed-size",
+        "replace-one",
+        "PLD accountant.",
+        "0.0001",
+        "100 steps",
+    ):
+        assert words in printed
+    told = story(groups["SMEA, attacked"][0])
+    assert told.startswith("7 hospitals")
+    assert "2 hospitals are hijacked" in told
+    assert "holds 91 tumours; 113 others test" in told
+
+
+def test_the_command_runs_all_again_and_writes_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: dict[str, list[RunRecord]]
+) -> None:
+    ran: list[Case] = []
+
+    def run_here(
+        console: Console, work: Sweep[Case], todo: Sequence[Case], workers: int
+    ) -> bool:
+        for case in todo:
+            results.write(work.path(case), groups[case.setting][0])
+            ran.append(case)
+        return True
+
+    monkeypatch.setattr(demo, "show_progress", run_here)
+    for _ in range(2):
+        assert main(["--output", str(tmp_path), "--seeds", "1", "2"]) == 0
+    assert len(ran) == 16
+    page = (tmp_path / "report.html").read_text()
+    assert "7 hospitals train" in page
+    assert "plain averaging, attacked" in page
