@@ -13,6 +13,8 @@ from flwr_safedshb.gram import FloatArray
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_TINY = 16
+
 
 @lru_cache(maxsize=1)
 def _controller() -> ThreadpoolController:
@@ -20,10 +22,17 @@ def _controller() -> ThreadpoolController:
 
 
 def single_threaded(function: Callable[P, R]) -> Callable[P, R]:
-    """Run `function` on one BLAS thread: small eigenproblems are far slower on two."""
+    """Run a method of a Gram matrix on one BLAS thread.
+
+    Small eigenproblems are far slower on two. Tiny ones are on one anyway, and to see
+    to it would cost them more than they take.
+    """
 
     @wraps(function)
     def limited(*args: P.args, **kwargs: P.kwargs) -> R:
+        gram = args[1] if len(args) > 1 else None
+        if isinstance(gram, np.ndarray) and gram.shape[-1] <= _TINY:
+            return function(*args, **kwargs)
         with _controller().limit(limits=1, user_api="blas"):
             return function(*args, **kwargs)
 
@@ -36,9 +45,11 @@ def scatter_gram(distances: FloatArray) -> FloatArray:
     Its eigenvalues are those of the scatter sum_i (x_i - mean)(x_i - mean)^T, zeros
     aside.
     """
-    row = distances.mean(axis=-1, keepdims=True)
-    column = distances.mean(axis=-2, keepdims=True)
-    mean = row.mean(axis=-2, keepdims=True)
+    # Sums and divisions: numpy's mean takes twice as long for small matrices.
+    m = distances.shape[-1]
+    row = distances.sum(axis=-1, keepdims=True) / m
+    column = distances.sum(axis=-2, keepdims=True) / m
+    mean = row.sum(axis=-2, keepdims=True) / m
     centred: FloatArray = -0.5 * (distances - row - column + mean)
     return centred
 
