@@ -190,7 +190,7 @@ class PrivateClientApp(ClientApp):
 
     def __init__(self, client_fn: ClientFn) -> None:
         super().__init__()
-        self._client_fn = client_fn
+        self.client_fn = client_fn
         self.train()(self._train)
         self.evaluate()(self._evaluate)
 
@@ -231,7 +231,7 @@ class PrivateClientApp(ClientApp):
 
     def _made(self, context: Context) -> SafeDSHBClient:
         try:
-            return self._client_fn(context)
+            return self.client_fn(context)
         except RefusedError:
             raise
         except Exception as error:

@@ -40,6 +40,7 @@ ROOMS = (
     "client",
     "batched",
     "gate",
+    "doctor",
     "commands",
     "cli",
 )
