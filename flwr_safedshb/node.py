@@ -50,7 +50,9 @@ def admit(
     ------
     RefusedError
     """
-    policy = _policy(tuple(config.items()), (*NODE_KEYS, *node_keys))
+    others = (*NODE_KEYS, *node_keys)
+    rules = tuple(entry for entry in config.items() if entry[0] not in others)
+    policy = _policy(rules, others)
     try:
         policy.check(
             plan, max_epsilon=max_epsilon, delta=delta, secure_noise=secure_noise
@@ -69,9 +71,9 @@ def admit(
 
 @lru_cache(maxsize=128)
 def _policy(
-    config: tuple[tuple[str, UserConfigValue], ...], other_keys: tuple[str, ...]
+    rules: tuple[tuple[str, UserConfigValue], ...], other_keys: tuple[str, ...]
 ) -> NodePolicy:
-    return NodePolicy.from_config(dict(config), other_keys)
+    return NodePolicy.from_config(dict(rules), other_keys)
 
 
 def _opened(

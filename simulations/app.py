@@ -63,7 +63,7 @@ class Share:
     randomness: Randomness
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def share(overrides: str, index: int) -> Share:
     """Return the share of node `index`, made once: clients are made for each message.
 
