@@ -1,0 +1,1 @@
+"""Faults while a real federation trains, and what must hold after each of them."""

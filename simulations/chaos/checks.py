@@ -1,0 +1,145 @@
+"""What must hold after any fault; each check returns what does not."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import numpy as np
+
+from flwr_safedshb.node import LEDGER_NAME
+from flwr_safedshb.privacy.ledger import Ledger
+from simulations.chaos.problem import (
+    DELTA,
+    EXAMPLES,
+    HOSTILE,
+    NODES,
+    PLAN,
+    momentum,
+    optimum,
+)
+from simulations.chaos.trace import Received
+from simulations.chaos.trial import Trial
+
+HONEST = [node for node in range(NODES) if node != HOSTILE]
+# All that a node may say of an error: its own fixed words, and Flower's.
+_REASONS = (
+    r"<class 'flwr_safedshb\.node\.RefusedError'>:<'"
+    r"the privacy ledger of this node cannot be used'>",
+    r"Error: Node Unavailable .*",
+)
+# What only a node's own log may say: where its ledger is, and what is wrong with it.
+_CANARIES = (LEDGER_NAME, "disk is full", "a charge was changed")
+
+
+@cache
+def epsilon(steps: int) -> float:
+    """Return the epsilon of so many steps."""
+    return PLAN.epsilon(steps, DELTA) if steps else 0.0
+
+
+def ended(trial: Trial) -> list[str]:
+    """Check that the run has done all its steps and skipped none."""
+    progress = trial.progress()
+    if progress is None or progress.step != trial.steps:
+        return [f"the run stopped after {progress and progress.step} steps"]
+    skipped = [number for number, m in progress.train.items() if m["skipped"]]
+    return [f"rounds {skipped} were skipped"] if skipped else []
+
+
+def counted(trial: Trial) -> list[str]:
+    """Check that ledgers hold no fewer steps than left the nodes, by both traces."""
+    problems = []
+    for node in HONEST:
+        charged, computed = trial.charges(node), len(trial.released(node))
+        received = sum(reply.error is None for _, reply in trial.replies(node))
+        if charged < max(computed, received) or not received:
+            problems.append(
+                f"node {node} has charged {charged} steps, computed {computed} "
+                f"messages and delivered {received}"
+            )
+        with Ledger(trial.federation.state_dir(node) / LEDGER_NAME) as ledger:
+            total = ledger.epsilon()
+        if total < epsilon(computed):
+            problems.append(f"node {node}'s ledger says {total} for {computed} steps")
+    return problems
+
+
+def nothing_leaked(trial: Trial) -> list[str]:
+    """Check that replies are private momenta or fixed words, and logs know no more.
+
+    A momentum is private if it is, to rounding, what Algorithm 1 computes from the
+    noise of the steps that the node took.
+    """
+    problems = []
+    models = trial.models()
+    for node in HONEST:
+        taken = trial.released(node)
+        for step, reply in trial.replies(node):
+            name = f"node {node}'s reply in step {step}"
+            if reply.error is not None:
+                if not _harmless(reply.error):
+                    problems.append(f"{name} says {reply.error!r}")
+                continue
+            before = sorted({number for number in taken if number <= step})
+            expected = momentum(node, before, models, trial.seed)
+            problems += [f"{name} {problem}" for problem in _odd(reply, expected)]
+    logs = {
+        "server": trial.log(),
+        "superlink": trial.federation.log("superlink", 10**9),
+    }
+    for name, text in logs.items():
+        told = [canary for canary in _CANARIES if canary in text]
+        problems += [f"the log of the {name} says {canary!r}" for canary in told]
+    return problems
+
+
+def _harmless(reason: str) -> bool:
+    return any(re.fullmatch(pattern, reason) for pattern in _REASONS)
+
+
+def _odd(reply: Received, expected: np.ndarray) -> list[str]:
+    problems = []
+    if reply.records != ["arrays", "metrics"]:
+        problems.append(f"holds {reply.records}")
+    if reply.metrics != {"metrics": {"num-examples": EXAMPLES}}:
+        problems.append(f"reports {reply.metrics}")
+    if list(reply.arrays) != ["arrays/weight"]:
+        problems.append(f"has the arrays {list(reply.arrays)}")
+    elif not np.allclose(reply.arrays["arrays/weight"], expected, atol=1e-5):
+        problems.append("is not the momentum of its noisy gradients")
+    return problems
+
+
+def hostile_had_no_part(trial: Trial) -> list[str]:
+    """Check that no round used what the hostile node sent."""
+    progress = trial.progress()
+    mine = trial.federation.node_ids[HOSTILE]
+    problems = []
+    for number, metrics in progress.train.items() if progress else []:
+        left_out = metrics.get("left-out", [])
+        excluded = {"excluded-not-finite", "excluded-wrong-shape"} & set(metrics)
+        if not excluded and not (isinstance(left_out, list) and mine in left_out):
+            problems.append(f"round {number} used the hostile node's vector")
+    return problems
+
+
+def distance(trial: Trial) -> float:
+    """Return how far the final model is from the honest nodes' optimum."""
+    progress = trial.progress()
+    if progress is None:
+        return float("inf")
+    (model,) = progress.arrays.to_numpy_ndarrays()
+    return float(np.linalg.norm(model.reshape(-1) - optimum(trial.seed)))
+
+
+def found_line(trial: Trial, log: str, line: str, node: int | None) -> str | None:
+    """Return the first line of a log that tells of a fault."""
+    text = trial.log() if log == "server" else trial.federation.log(log, 10**9)
+    flower_id = "" if node is None else str(trial.federation.node_ids[node])
+    pattern = re.compile(line.replace("{node}", flower_id))
+    lines = (_ANSI.sub("", found) for found in text.splitlines())
+    return next((found.strip() for found in lines if pattern.search(found)), None)
+
+
+_ANSI = re.compile(r"\x1b\[\d+m")

@@ -1,0 +1,54 @@
+"""The product's client on the chaos suite's problem; it can be held up at its data."""
+
+from __future__ import annotations
+
+import torch
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from torch.utils.data import Dataset
+
+from flwr_safedshb.client import SafeDSHBClient, client_app
+from flwr_safedshb.privacy.noise import SeededRandomness
+from simulations.chaos.client import hold, order
+from simulations.chaos.problem import DELTA, DIMENSION, MAX_EPSILON, PLAN, data
+
+
+class Examples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """A node's data; to read them, after the charge, may take long."""
+
+    def __init__(self, context: Context, step: int) -> None:
+        partition = int(context.node_config["partition-id"])
+        values = data(partition, int(context.run_config["seed"]))
+        self.targets = torch.from_numpy(values)
+        self.context, self.step = context, step
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if order(self.context, self.step) == "hold-after":
+            hold(self.context, self.step)
+        return torch.ones(1), self.targets[index]
+
+
+def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Half the squared distance, whose gradient is model less example."""
+    return 0.5 * ((outputs - targets) ** 2).sum(dim=1)
+
+
+def honest(step: int) -> ClientApp:
+    """Return the client of a step."""
+
+    def client_fn(context: Context) -> SafeDSHBClient:
+        return SafeDSHBClient(
+            torch.nn.Linear(1, DIMENSION, bias=False),
+            squared,
+            Examples(context, step),
+            PLAN,
+            context,
+            max_epsilon=MAX_EPSILON,
+            delta=DELTA,
+            randomness=SeededRandomness(int(context.run_config["seed"])),
+        )
+
+    return client_app(client_fn)

@@ -1,0 +1,165 @@
+"""How each fault is brought about, and what an operator then does about it.
+
+A strike waits in the running trial for the moment that was ordered. A repair ends what
+the strike began, so that the federation can go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from flwr_safedshb.node import LEDGER_NAME
+from simulations.chaos.trial import Trial
+
+STRANGER = "stranger"
+EXPIRED = "certificate has expired"
+_CLOCK = Path(__file__).parent / "clock"
+
+
+def nothing(trial: Trial, node: int, step: int) -> None:
+    """Leave it to the node."""
+
+
+def hold(trial: Trial, node: int, step: int) -> None:
+    """Hold the client."""
+    trial.wait_held(node, step)
+
+
+def release_when_over(trial: Trial, node: int, step: int) -> None:
+    """Let the client go once the server has gone on without it."""
+    trial.wait_step(step + 1)
+    trial.let_go(node, step)
+
+
+def kill_node(trial: Trial, node: int, step: int) -> None:
+    """Kill -9 the SuperNode and its client where they are held."""
+    trial.wait_held(node, step)
+    trial.federation.kill(f"node-{node}")
+    trial.let_go(node, step)
+
+
+def restart_node(trial: Trial, node: int, step: int) -> None:
+    """Start the SuperNode again until it stays, as systemd does."""
+    trial.start_again(node)
+
+
+def fill_disk(trial: Trial, node: int, step: int) -> None:
+    """Fill the disk to the last byte, and wait for what the node says."""
+    trial.wait_held(node, step)
+    path = _filler(trial, node)
+    with suppress(OSError), path.open("wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(512))
+    trial.let_go(node, step)
+    trial.wait_reply(node, step)
+
+
+def free_disk(trial: Trial, node: int, step: int) -> None:
+    """Make room again."""
+    _filler(trial, node).unlink()
+
+
+def corrupt_ledger(trial: Trial, node: int, step: int) -> None:
+    """Change the charges in the file, and wait for what the node says."""
+    trial.wait_held(node, step)
+    path = trial.federation.state_dir(node) / LEDGER_NAME
+    intact = path.read_bytes()
+    _backup(trial).write_bytes(intact)
+    session = trial.session().encode()
+    path.write_bytes(intact.replace(session, session[::-1]))
+    trial.let_go(node, step)
+    trial.wait_reply(node, step)
+
+
+def restore_ledger(trial: Trial, node: int, step: int) -> None:
+    """Put back the newest copy: nothing was released since it was made."""
+    path = trial.federation.state_dir(node) / LEDGER_NAME
+    path.write_bytes(_backup(trial).read_bytes())
+
+
+def hurry_clock(trial: Trial, node: int, step: int) -> None:
+    """Start a killed node with a clock an hour ahead, until it gives up."""
+    kill_node(trial, node, step)
+    federation, name = trial.federation, f"node-{node}"
+    federation.start_node(node, environment=clock(3600))
+    trial.wait(lambda: not federation.is_running(name))
+    federation.kill(name)
+
+
+def slow_clock(trial: Trial, node: int, step: int) -> None:
+    """Start the node with a clock 200 s behind; Flower allows 300."""
+    trial.start_again(node, clock(-200))
+
+
+def clock(seconds: int) -> Mapping[str, str]:
+    """Return the environment of processes whose clock is wrong by seconds."""
+    return {"PYTHONPATH": str(_CLOCK), "CHAOS_CLOCK": str(seconds)}
+
+
+def join_unregistered(trial: Trial, node: int, step: int) -> None:
+    """Start a SuperNode with a key that nobody registered, until it gives up."""
+    federation = trial.federation
+    assert federation.credentials is not None
+    trial.wait_step(step)
+    key = federation.credentials.node_key(STRANGER)
+    federation.start_node(node, name=STRANGER, key=key)
+    trial.wait(lambda: not federation.is_running(STRANGER))
+    federation.kill(STRANGER)
+
+
+def kill_server_app(trial: Trial, node: int, step: int) -> None:
+    """Kill -9 the server app."""
+    trial.wait_held(node, step)
+    trial.federation.kill_server_app()
+    trial.let_go(node, step)
+
+
+def submit_again(trial: Trial, node: int, step: int) -> None:
+    """Submit the run again once Flower knows that it has ended."""
+    trial.wait_failed()
+    trial.submit()
+
+
+def kill_superlink(trial: Trial, node: int, step: int) -> None:
+    """Kill -9 the SuperLink."""
+    trial.wait_held(node, step)
+    trial.federation.kill("superlink")
+    trial.let_go(node, step)
+
+
+def restart_superlink(trial: Trial, node: int, step: int) -> None:
+    """Start the SuperLink again, and submit the run again."""
+    trial.federation.start_superlink()
+    submit_again(trial, node, step)
+
+
+def expire_certificate(trial: Trial, node: int, step: int) -> None:
+    """Let the SuperLink come back with an expired certificate: nobody talks to it."""
+    kill_superlink(trial, node, step)
+    federation = trial.federation
+    assert federation.credentials is not None
+    federation.credentials.renew(-1)
+    federation.start_superlink()
+    trial.wait(lambda: EXPIRED in federation.log(f"node-{node}", 10**9))
+    with suppress(RuntimeError):
+        trial.submit()
+        raise AssertionError("a run was submitted under an expired certificate")
+
+
+def renew_certificate(trial: Trial, node: int, step: int) -> None:
+    """Give the SuperLink a valid certificate, and go on."""
+    federation = trial.federation
+    assert federation.credentials is not None
+    federation.kill("superlink")
+    federation.credentials.renew(365)
+    restart_superlink(trial, node, step)
+
+
+def _filler(trial: Trial, node: int) -> Path:
+    return trial.federation.state_dir(node) / "filler"
+
+
+def _backup(trial: Trial) -> Path:
+    return trial.folder / "ledger-backup"

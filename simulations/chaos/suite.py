@@ -1,0 +1,99 @@
+"""The trainings under fault, one after the other on one federation."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from simulations.chaos.band import Band
+from simulations.chaos.faults import DISK, Fault
+from simulations.chaos.findings import Finding, examined
+from simulations.chaos.problem import DELTA, MAX_EPSILON, NODES
+from simulations.chaos.trial import Trial
+from simulations.deployment import ROOT, Deployment
+
+_APP = ROOT / "simulations" / "chaos" / "flower-app"
+_DISK_SIZE = "256k"
+# Seconds: while nobody is silent no round lasts so long; where somebody is, so many
+# rounds' worth of waiting is enough, and at least so many seconds.
+_LONG_TIMEOUT, _ROUNDS_WAITED, _SHORT_TIMEOUT = 300.0, 4.0, 60.0
+
+Say = Callable[[str], None]
+
+
+def trained(
+    folder: Path,
+    faults: Sequence[Fault],
+    seed: int,
+    steps: int,
+    band: Band,
+    say: Say,
+) -> list[Finding]:
+    """Run the trainings that the faults are part of, and examine each.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the federation's files; must not exist.
+    faults : sequence of Fault
+        Those of a run follow each other, by step.
+    seed, steps : int
+    band : Band
+        How good models are without a fault.
+    say : callable of a text
+        Is told what happens.
+    """
+    findings: list[Finding] = []
+    config = {"max-epsilon": MAX_EPSILON, "delta": DELTA}
+    timeout = _LONG_TIMEOUT
+    say("a SuperLink and its SuperNodes start, with TLS and registered keys")
+    to_fill = any(fault.key == "full-disk" for fault in faults)
+    with (
+        _small_disk(folder / f"node-{DISK}") if to_fill else nullcontext(),
+        Deployment(folder, NODES, config, _APP) as federation,
+    ):
+        for run, group in itertools.groupby(faults, key=lambda fault: fault.run):
+            struck = list(group)
+            orders = {(f.node, f.step): f.order for f in struck if f.order is not None}
+            trial = Trial(federation, folder / run, seed, steps, timeout, orders)
+            begin = time.monotonic()
+            _train(trial, struck, say)
+            findings += examined(trial, struck, band)
+            if not orders:
+                per_round = (time.monotonic() - begin) / steps
+                timeout = max(_SHORT_TIMEOUT, _ROUNDS_WAITED * per_round)
+    return findings
+
+
+def _train(trial: Trial, faults: Sequence[Fault], say: Say) -> None:
+    say(f"a training begins: {trial.folder.name}")
+    trial.submit()
+    for step, group in itertools.groupby(faults, key=lambda fault: fault.step):
+        together = list(group)
+        for fault in together:
+            say(f"round {step + 1}: {fault.name}")
+            fault.strike(trial, fault.node, step)
+        for fault in together:
+            fault.repair(trial, fault.node, step)
+    say(f"all repaired, the training goes on: {trial.folder.name}")
+    trial.wait_end()
+
+
+@contextmanager
+def _small_disk(path: Path) -> Iterator[None]:
+    """Put a file system of a few pages at a path."""
+    path.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_SIZE}", "tmpfs", str(path)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise PermissionError(
+            f"a disk to fill needs the right to mount one, as root: {done.stderr}"
+        )
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)

@@ -1,0 +1,183 @@
+"""One training of the federation, over as many submissions as it takes to end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from flwr_safedshb.checkpoint import Progress, load
+from flwr_safedshb.node import LEDGER_NAME
+from flwr_safedshb.privacy.ledger import Ledger
+from simulations.chaos.client import Order
+from simulations.chaos.problem import Vector
+from simulations.chaos.server import CHECKPOINT, LOG, TRACE
+from simulations.chaos.trace import Received, Sent, noted_messages, noted_steps
+from simulations.deployment import Deployment
+
+# Far beyond what anything takes: only a hang is to end here.
+PATIENCE_SECONDS = 900.0
+# What systemd waits for by the unit in deploy/.
+_RESTART_SECONDS = 5.0
+
+Orders = Mapping[tuple[int, int], Order]
+
+
+@dataclass
+class Trial:
+    """A run under fault, and what is known of it from outside.
+
+    Attributes
+    ----------
+    federation : Deployment
+    folder : Path
+        Of checkpoint, log and traces; is made.
+    seed, steps : int
+    timeout : float
+        Seconds the server waits for the replies of a round.
+    orders : mapping of (node, step) to what the node does then
+    """
+
+    federation: Deployment
+    folder: Path
+    seed: int
+    steps: int
+    timeout: float
+    orders: Orders = field(default_factory=dict)
+    run_id: str = ""
+
+    def submit(self) -> None:
+        """Start the run, or take it up again from its checkpoint."""
+        self.folder.mkdir(exist_ok=True)
+        # Flower takes no quotes within an option.
+        orders = [f"{n}-{step}:{order}" for (n, step), order in self.orders.items()]
+        self.run_id = self.federation.submit(
+            {
+                "folder": str(self.folder),
+                "seed": self.seed,
+                "steps": self.steps,
+                "timeout": self.timeout,
+                "orders": ",".join(orders),
+            }
+        )
+
+    def wait_held(self, node: int, step: int) -> None:
+        """Wait until the node does as ordered."""
+        self.wait(lambda: (self.folder / f"held-{node}-{step}").exists())
+
+    def let_go(self, node: int, step: int) -> None:
+        """Let the node go on, now and if it is asked again."""
+        (self.folder / f"go-{node}-{step}").touch()
+
+    def wait_step(self, step: int) -> None:
+        """Wait until the server has asked for a step."""
+        self.wait(lambda: step in self.models())
+
+    def wait_reply(self, node: int, step: int) -> None:
+        """Wait until the server has a reply of the node for a step."""
+        self.wait(lambda: step in [number for number, _ in self.replies(node)])
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Wait for something to happen.
+
+        Raises
+        ------
+        TimeoutError
+        """
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"nothing happened in {PATIENCE_SECONDS:g} s:\n{self.log()[-3000:]}"
+                )
+            time.sleep(0.2)
+
+    def wait_failed(self) -> str:
+        """Wait for the run to end without success; return its status."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not (status := self.federation.status(self.run_id)).startswith("finish"):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"run {self.run_id} is {status}")
+            time.sleep(2.0)
+        return status
+
+    def wait_end(self) -> None:
+        """Wait for the run to end; raise if it has failed."""
+        # To ask for the status costs a process; the checkpoint is cheaper to watch.
+        self.wait(lambda: self._steps_done() == self.steps)
+        self.federation.wait(self.run_id, PATIENCE_SECONDS)
+
+    def start_again(
+        self, node: int, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start a SuperNode until it stays.
+
+        The SuperLink takes a killed SuperNode for alive until two heartbeats are
+        missing, and lets no other in under its name meanwhile.
+        """
+        name = f"node-{node}"
+        joined = self._times_joined(name)
+        while True:
+            self.federation.start_node(node, environment=environment)
+            self.wait(
+                lambda: (
+                    self._times_joined(name) > joined
+                    or not self.federation.is_running(name)
+                )
+            )
+            if self.federation.is_running(name):
+                return
+            self.federation.kill(name)  # what it has left behind
+            time.sleep(_RESTART_SECONDS)
+
+    def progress(self) -> Progress | None:
+        """Return the newest checkpoint."""
+        return load(self.folder / CHECKPOINT)
+
+    def log(self) -> str:
+        """Return what the server app has logged."""
+        path = self.folder / LOG
+        return path.read_text() if path.exists() else ""
+
+    def messages(self) -> tuple[list[Sent], list[Received]]:
+        """Return all that the server has sent and received."""
+        return noted_messages(self.folder / TRACE)
+
+    def models(self) -> dict[int, Vector]:
+        """Return the model that was sent in each step."""
+        sent, _ = self.messages()
+        return {message.step: np.array(message.model) for message in sent}
+
+    def replies(self, node: int) -> list[tuple[int, Received]]:
+        """Return the steps and replies that the server has of a node, in order."""
+        sent, received = self.messages()
+        mine = self.federation.node_ids[node]
+        steps = {message.id: message.step for message in sent if message.node == mine}
+        return [(steps[reply.to], reply) for reply in received if reply.to in steps]
+
+    def released(self, node: int) -> list[int]:
+        """Return the steps for which a node has computed a message."""
+        return noted_steps(self.folder / f"released-{node}.jsonl")
+
+    def used(self, node: int) -> list[int]:
+        """Return the steps in which the server had the node's momentum."""
+        return sorted({step for step, r in self.replies(node) if r.error is None})
+
+    def session(self) -> str:
+        """Return the name that the product gave the run."""
+        return self.messages()[0][0].session
+
+    def charges(self, node: int) -> int:
+        """Return how many steps of this run the node's ledger holds."""
+        with Ledger(self.federation.state_dir(node) / LEDGER_NAME) as ledger:
+            return sum(c.steps for c in ledger.charges() if c.run == self.session())
+
+    def _times_joined(self, name: str) -> int:
+        return self.federation.log(name, 10**9).count("SuperNode ID:")
+
+    def _steps_done(self) -> int:
+        progress = self.progress()
+        return 0 if progress is None else progress.step
