@@ -40,6 +40,8 @@ from flwr_safedshb.screening import Template
 Output = Literal["last", "uniform"]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
+# By how much a message outlives its round, so that silence is seen as silence.
+_LEEWAY_SECONDS = 10.0
 # Which random choice a generator is for.
 _NODES, _OUTPUT = 0, 1
 
@@ -150,6 +152,7 @@ class SafeDSHB(FedAvg):
         self._template: Template | None = None
         self._cohort = Cohort([], num_malicious_nodes, 1.0)
         self._sent: list[Message] = []
+        self._ttl: float | None = None
 
     def summary(self) -> None:
         """Log the settings of the strategy."""
@@ -200,6 +203,8 @@ class SafeDSHB(FedAvg):
             warn_of_strangers(grid, self.num_malicious_nodes, self.authenticated_nodes)
         progress = self._resumed(initial_arrays, num_rounds)
         self._begin(progress)
+        # A busy node must not spend budget on a round that is long over.
+        self._ttl = timeout + _LEEWAY_SECONDS
 
         def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             number = server_round + self._offset
@@ -337,7 +342,7 @@ class SafeDSHB(FedAvg):
         self, content: RecordDict, nodes: list[int], message_type: str
     ) -> list[Message]:
         return [
-            Message(content, dst_node_id=node, message_type=message_type)
+            Message(content, dst_node_id=node, message_type=message_type, ttl=self._ttl)
             for node in nodes
         ]
 

@@ -320,6 +320,21 @@ def test_federated_evaluation_is_off_and_never_trusts_a_node() -> None:
     assert result.evaluate_metrics_clientapp[1]["loss"] == 0.55
 
 
+def test_messages_expire_with_their_round() -> None:
+    """A node that oversleeps several rounds is not to pay for each of them."""
+
+    lives: list[float] = []
+
+    class Watching(WrappedGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            lives.extend(message.metadata.ttl for message in messages)
+            return self.grid.push_messages(messages)
+
+    SafeDSHB(SMEA(), 1).start(Watching(federation(3)), model(), 2, timeout=30.0)
+    assert lives == [40.0] * 6
+
+
 def test_nodes_that_do_not_come_end_in_a_clear_error() -> None:
     strategy = SafeDSHB(SMEA(), 3, node_timeout=0.05)
     with pytest.raises(TimeoutError, match=r"5 nodes .* min_available_nodes=7"):
