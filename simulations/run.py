@@ -1,4 +1,8 @@
-"""Run one experiment: ``python -m simulations.run engine=ray aggregation=filter``."""
+"""Run one experiment: ``python -m simulations.run engine=ray aggregation=filter``.
+
+An experiment with a ``study`` of its own, such as ``experiment=trilemma``, runs that
+instead of a federation: a callable that leaves what it finds in a folder.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from pathlib import Path
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from simulations import results
@@ -23,6 +28,9 @@ def main(cfg: DictConfig) -> None:
     logging.getLogger("flwr").setLevel(cfg.log_level)
     # The engines compose the config themselves, and Hydra has one at a time.
     GlobalHydra.instance().clear()
+    if "study" in cfg:
+        instantiate(cfg.study)(Path(settings.runtime.output_dir))
+        return
     path = Path(cfg.checkpoint or Path(settings.runtime.output_dir) / "model.npz")
     overrides = list(settings.overrides.task)
     start = time.perf_counter()
