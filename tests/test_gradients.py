@@ -9,7 +9,7 @@ from opacus.grad_sample.linear import compute_linear_norm_sample
 from torch import nn
 from torch.nn import functional
 
-from flwr_safedshb.privacy import checks, gradients, hooked, hooks
+from flwr_safedshb.privacy import checks, gradients, hooked, hooks, parts
 from flwr_safedshb.privacy.gradients import (
     ClippedGradients,
     Loss,
@@ -243,7 +243,7 @@ def test_row_norms_keep_their_digits_over_many_elements() -> None:
     torch.manual_seed(0)
     rows = torch.randn(3, 1000, 1001)
     exact = rows.double().flatten(1).norm(dim=1)
-    assert float((hooks.row_norms(rows) / exact - 1).abs().max()) < 3e-7
+    assert float((parts.row_norms(rows) / exact - 1).abs().max()) < 3e-7
 
 
 @all_paths
@@ -291,7 +291,7 @@ def test_chunks_add_up(path: str, max_examples: int) -> None:
 
 def test_default_chunk_bounds_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
-    norms = hooks.row_norms
+    norms = parts.row_norms
 
     def spy(rows: torch.Tensor) -> torch.Tensor:
         held.append(rows.numel())

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from numbers import Integral
 
 import numpy as np
 from dp_accounting import (
@@ -21,12 +20,11 @@ from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 from numpy.typing import NDArray
 
 from flwr_safedshb.privacy import pld
+from flwr_safedshb.privacy.limits import checked_delta, checked_steps
 from flwr_safedshb.privacy.plan import SAMPLER_WORDS, PrivacyPlan, PrivacyStatement
 
 Charges = Sequence[tuple[PrivacyPlan, int]]
 
-# Below it the rounding of the Fourier transforms would be part of the answer.
-MIN_DELTA = 1e-12
 # The most steps that max_steps answers with.
 MAX_STEPS = 10**9
 
@@ -205,20 +203,3 @@ def _merged(charges: Charges) -> dict[PrivacyPlan, int]:
 
 def _lacks_noise(merged: Mapping[PrivacyPlan, int]) -> bool:
     return any(plan.noise_multiplier == 0 for plan in merged)
-
-
-def checked_steps(steps: int) -> int:
-    """Return a count of steps (T), or say what is wrong with it."""
-    if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 0:
-        raise ValueError(f"steps={steps!r} must be an integer of at least 0")
-    return int(steps)
-
-
-def checked_delta(delta: float) -> float:
-    """Return a delta that can be accounted for, or say what is wrong with it."""
-    if not MIN_DELTA <= delta < 1:
-        raise ValueError(
-            f"delta={delta} must lie in [{MIN_DELTA:g}, 1); "
-            "a value well below 1/num_examples is usual"
-        )
-    return float(delta)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 
-from flwr_safedshb.privacy.accounting import checked_delta, checked_steps, epsilon
+from flwr_safedshb.privacy.accounting import epsilon
+from flwr_safedshb.privacy.limits import checked_delta, checked_steps
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.pld import BASE_INTERVAL, COARSE_INTERVAL
 

@@ -6,14 +6,12 @@ import copy
 from collections.abc import Callable
 
 import torch
-from opacus.validators import ModuleValidator
-from opacus.validators.batch_norm import validate as batch_norm_errors
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.loss import _Loss
 
-from flwr_safedshb.privacy.hooks import PerExampleModule
+from flwr_safedshb.privacy.layers import LayerChain
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -32,15 +30,14 @@ def check_model(model: nn.Module) -> None:
     """
     if not any(p.requires_grad for p in model.parameters()):
         raise UnsupportedModelError("the model has no parameter with requires_grad")
-    training = copy.copy(model)  # shares everything but the flag that Opacus asks for
-    training.training = True
-    problems = [str(error) for error in ModuleValidator.validate(training)]
-    problems += [str(error) for error in PerExampleModule.validate(training)]
+    problems = [] if LayerChain.fits(model) else _opacus_problems(model)
     for module in model.modules():
         # Opacus looks at trainable layers of the exact types only; a batch norm mixes
         # examples without weights of its own too.
         if isinstance(module, _BatchNorm) and not problems:
-            problems += [str(error) for error in batch_norm_errors(module)]
+            from opacus.validators.batch_norm import validate
+
+            problems += [str(error) for error in validate(module)]
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and (
             module.scale_grad_by_freq or module.max_norm is not None or module.sparse
         ):
@@ -62,6 +59,18 @@ def check_model(model: nn.Module) -> None:
             + ". opacus.validators.ModuleValidator.fix(model) replaces the layers it "
             "knows a private substitute for"
         )
+
+
+def _opacus_problems(model: nn.Module) -> list[str]:
+    # Opacus is slow to import, and has nothing to say about layers with a formula.
+    from opacus.validators import ModuleValidator
+
+    from flwr_safedshb.privacy.hooks import PerExampleModule
+
+    training = copy.copy(model)  # shares everything but the flag that Opacus asks for
+    training.training = True
+    errors = [*ModuleValidator.validate(training), *PerExampleModule.validate(training)]
+    return [str(error) for error in errors]
 
 
 def _pads_otherwise(layer: _ConvNd) -> bool:

@@ -13,11 +13,10 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.special import gammaln, logsumexp
 
 from flwr_safedshb.privacy.accounting import (
-    checked_delta,
-    checked_steps,
     library_event,
     statement,
 )
+from flwr_safedshb.privacy.limits import checked_delta, checked_steps
 from flwr_safedshb.privacy.plan import SAMPLER_WORDS, PrivacyPlan, PrivacyStatement
 
 _LARGEST_ORDER = 1024

@@ -20,6 +20,7 @@ from __future__ import annotations
 import copy
 import math
 import weakref
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import nn
@@ -30,10 +31,12 @@ from flwr_safedshb.privacy.checks import (
     check_model,
     per_example_loss,
 )
-from flwr_safedshb.privacy.hooked import Hooked
 from flwr_safedshb.privacy.layers import LayerChain
 from flwr_safedshb.privacy.linear import LinearChain, UnexpectedInputError
 from flwr_safedshb.privacy.plan import Clipping
+
+if TYPE_CHECKING:
+    from flwr_safedshb.privacy.hooked import Hooked
 
 __all__ = ["ClippedGradients", "Loss", "UnsupportedModelError", "check_model"]
 
@@ -44,7 +47,7 @@ _PROBE = 4
 _probed: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
 
 
-Path = LinearChain | LayerChain | Hooked
+Path: TypeAlias = "LinearChain | LayerChain | Hooked"
 
 
 class ClippedGradients:
@@ -169,8 +172,7 @@ class ClippedGradients:
         """Return the path, with the model's current weights."""
         if self._path is None:
             module = copy.deepcopy(self.model).train()
-            form = self._forms[0] if self._forms else None
-            self._path = Hooked(module, self.clipping) if form is None else form(module)
+            self._path = self._made(module)
             self._own = list(module.parameters())
             self._own_buffers = list(module.buffers())
         for own, shared in zip(self._own, self.model.parameters(), strict=True):
@@ -181,6 +183,14 @@ class ClippedGradients:
             ):
                 mine.copy_(given)
         return self._path
+
+    def _made(self, module: nn.Module) -> Path:
+        if self._forms:
+            return self._forms[0](module)
+        # Opacus is slow to import, and few clients need it.
+        from flwr_safedshb.privacy.hooked import Hooked
+
+        return Hooked(module, self.clipping)
 
     def _in_chunks(
         self, path: Path, inputs: torch.Tensor, targets: torch.Tensor

@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from flwr_safedshb.privacy.checks import UnsupportedModelError
-from flwr_safedshb.privacy.hooks import GhostModule, PerExampleModule, row_norms
+from flwr_safedshb.privacy.hooks import GhostModule, PerExampleModule
 from flwr_safedshb.privacy.linear import clip_factors
+from flwr_safedshb.privacy.parts import row_norms
 from flwr_safedshb.privacy.plan import Clipping
 
 Gradients = list[torch.Tensor | None]

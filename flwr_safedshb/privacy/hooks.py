@@ -12,7 +12,6 @@ example through unclipped:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -28,37 +27,10 @@ from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
 from opacus.grad_sample.linear import compute_linear_grad_sample
 from torch import nn
 
+from flwr_safedshb.privacy.parts import row_norms
+
 Sampled = dict[torch.Tensor, torch.Tensor]  # keyed by parameter
 Sampler = Callable[[nn.Module, list[torch.Tensor], torch.Tensor], Sampled]
-
-# float32 sums of more squares than this lose digits of the norm.
-_BLOCK = 4096
-
-
-def row_norms(gradients: torch.Tensor) -> torch.Tensor:
-    """L2 norm of every example's gradient.
-
-    Parameters
-    ----------
-    gradients : Tensor, shape (k, ...)
-        Gradients of k examples for one parameter.
-
-    Returns
-    -------
-    Tensor of float64, shape (k,)
-    """
-    flat = gradients.flatten(1)
-    full = flat.shape[1] // _BLOCK * _BLOCK
-    norms: torch.Tensor = torch.linalg.vector_norm(flat[:, full:], dim=1).double()
-    if full:
-        blocks = torch.unflatten(flat[:, :full], 1, (full // _BLOCK, _BLOCK))
-        parts = torch.linalg.vector_norm(blocks, dim=2).double()
-        norms = torch.hypot(norms, torch.linalg.vector_norm(parts, dim=1))
-    if not math.isfinite(norms.sum()):
-        # Finite values whose squares are not: only a wider type can tell.
-        overflow = ~norms.isfinite()
-        norms[overflow] = torch.linalg.vector_norm(flat[overflow].double(), dim=1)
-    return norms
 
 
 def _linear_norms(

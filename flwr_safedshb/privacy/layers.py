@@ -115,12 +115,8 @@ class LayerChain:
         if not once:
             raise UnexpectedInputError
         ordered = [passes[id(layer)] for layer in self._layers]
-        returned = torch.autograd.grad(
-            losses,
-            [seen.output for seen in ordered],
-            torch.ones_like(losses),
-            allow_unused=True,
-        )
+        edges = [seen.output for seen in ordered]
+        returned = torch.autograd.grad(losses.sum(), edges, allow_unused=True)
         for seen, g in zip(ordered, returned, strict=True):
             if g is None or not len(seen.inputs) == len(g) == len(losses):
                 raise UnexpectedInputError

@@ -25,8 +25,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from flwr_safedshb.privacy import accounting
 from flwr_safedshb.privacy.database import LedgerCorrupted, LedgerError, create
+from flwr_safedshb.privacy.limits import checked_delta, checked_steps
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.store import Charge, Store, genesis, now
 
@@ -90,7 +90,7 @@ class Ledger:
         if max_epsilon is not None and not max_epsilon > 0:
             raise ValueError(f"max_epsilon={max_epsilon} must be above 0")
         if delta is not None:
-            accounting.checked_delta(delta)
+            checked_delta(delta)
         if not path.exists():
             if max_epsilon is None or delta is None:
                 raise LedgerError(
@@ -114,7 +114,7 @@ class Ledger:
         LedgerError
             If the charge could not be written: release nothing.
         """
-        if accounting.checked_steps(steps) == 0:
+        if checked_steps(steps) == 0:
             raise ValueError("steps=0 must be at least 1")
         for attempt in itertools.count():
             with self._store.transaction() as transaction:
@@ -138,6 +138,9 @@ class Ledger:
 
     def epsilon(self) -> float:
         """Epsilon of everything charged so far, over all runs and plans."""
+        # The accountants are slow to import, and a client must start without them.
+        from flwr_safedshb.privacy import accounting
+
         with self._store.transaction() as transaction:
             totals = dict(self._store.totals(transaction))
         return accounting.epsilon(list(totals.items()), self.delta)
@@ -219,6 +222,8 @@ class Ledger:
         self, totals: dict[PrivacyPlan, int], plan: PrivacyPlan, steps: int
     ) -> bool | None:
         """Whether the charge fits, or None if that is still to be computed."""
+        from flwr_safedshb.privacy import accounting
+
         total = totals.get(plan, 0) + steps
         limit = self._limits.get(_key(totals, plan))
         if limit is not None:
@@ -229,6 +234,8 @@ class Ledger:
 
     def _learn(self, totals: dict[PrivacyPlan, int], plan: PrivacyPlan) -> None:
         """Find how many steps of ``plan`` fit in all, beside those of other plans."""
+        from flwr_safedshb.privacy import accounting
+
         more = accounting.max_steps(
             list(totals.items()), plan, self.delta, self.max_epsilon
         )

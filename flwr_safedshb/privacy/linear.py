@@ -105,7 +105,7 @@ class LinearChain:
         if any(inputs.dim() != 2 for _, inputs, _ in seen):
             raise UnexpectedInputError
         layers, inputs, outputs = zip(*seen, strict=True)
-        returned = torch.autograd.grad(losses, outputs, torch.ones_like(losses))
+        returned = torch.autograd.grad(losses.sum(), outputs)
         return list(layers), [a.detach() for a in inputs], list(returned)
 
     @staticmethod

@@ -6,14 +6,15 @@ cheaper.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Protocol, cast
 
 import torch
 from torch import nn
 
-from flwr_safedshb.privacy.hooks import row_norms
-
+# float32 sums of more squares than this lose digits of the norm.
+_SQUARES = 4096
 # Elements that are worked on at a time: few, so that they stay in the cache.
 _BLOCK = 2**18
 # Elements of gradients that are kept until their factors are known (64 MiB of float32).
@@ -194,6 +195,32 @@ class Rows:
         """Return the sum of the gradients times k factors."""
         g = self._g * factors.to(self._g.dtype)[self._owners].unsqueeze(1)
         return g.new_zeros(self._shape).index_add_(0, self._entries, g)
+
+
+def row_norms(gradients: torch.Tensor) -> torch.Tensor:
+    """L2 norm of every example's gradient.
+
+    Parameters
+    ----------
+    gradients : Tensor, shape (k, ...)
+        Gradients of k examples for one parameter.
+
+    Returns
+    -------
+    Tensor of float64, shape (k,)
+    """
+    flat = gradients.flatten(1)
+    full = flat.shape[1] // _SQUARES * _SQUARES
+    norms: torch.Tensor = torch.linalg.vector_norm(flat[:, full:], dim=1).double()
+    if full:
+        blocks = torch.unflatten(flat[:, :full], 1, (full // _SQUARES, _SQUARES))
+        parts = torch.linalg.vector_norm(blocks, dim=2).double()
+        norms = torch.hypot(norms, torch.linalg.vector_norm(parts, dim=1))
+    if not math.isfinite(norms.sum()):
+        # Finite values whose squares are not: only a wider type can tell.
+        overflow = ~norms.isfinite()
+        norms[overflow] = torch.linalg.vector_norm(flat[overflow].double(), dim=1)
+    return norms
 
 
 def _row_norms(gradients: torch.Tensor) -> torch.Tensor:
