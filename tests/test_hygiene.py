@@ -1,0 +1,182 @@
+"""Nothing untrusted is unpickled, sizes are bounded first, versions are pinned."""
+
+import ast
+import io
+import pickle
+import re
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from numpy.typing import NDArray
+from packaging.requirements import Requirement
+
+from flwr_safedshb import npy
+from flwr_safedshb.client import RefusedError, client_app
+from flwr_safedshb.records import identify
+from flwr_safedshb.screening import Excluded, Template
+from simulations.deployment import ROOT
+from tests.test_client import THETA, ledger, make, node
+
+# Each of them can run what it reads.
+UNPICKLING = {"cloudpickle", "dill", "marshal", "pickle", "shelve", "yaml"}
+RUNNING = {"eval", "exec", "__import__", "torch.load", "os.system"}
+SOURCES = [
+    path
+    for room in ("flwr_safedshb", "simulations", "examples")
+    for path in sorted((ROOT / room).rglob("*.py"))
+]
+
+
+def dangers(path: Path) -> list[str]:
+    """Return what in a file could run what it reads."""
+    found = []
+    for item in ast.walk(ast.parse(path.read_text())):
+        names: list[str] = []
+        if isinstance(item, ast.Import):
+            names = [alias.name for alias in item.names]
+        elif isinstance(item, ast.ImportFrom):
+            names = [item.module or ""]
+        found += [name for name in names if name.split(".")[0] in UNPICKLING]
+        if not isinstance(item, ast.Call):
+            continue
+        function = ast.unparse(item.func)
+        given = {word.arg: ast.unparse(word.value) for word in item.keywords}
+        if function in RUNNING or given.get("shell") == "True":
+            found.append(function)
+        if function in ("np.load", "numpy.load"):
+            pickles = given.get("allow_pickle", "not said")
+            if pickles != "False":
+                found.append(f"{function}(allow_pickle: {pickles})")
+    return found
+
+
+def test_no_source_can_run_what_it_reads() -> None:
+    assert len(SOURCES) > 50
+    assert {str(p): found for p in SOURCES if (found := dangers(p))} == {}
+
+
+def test_the_search_finds_what_it_is_for(tmp_path: Path) -> None:
+    path = tmp_path / "bad.py"
+    for line in (
+        "import pickle",
+        "from dill import loads",
+        "torch.load(f)",
+        "np.load(f)",
+        "np.load(f, allow_pickle=True)",
+        "subprocess.run(x, shell=True)",
+        "eval(x)",
+    ):
+        path.write_text(line)
+        assert len(dangers(path)) == 1, line
+    path.write_text("np.load(f, allow_pickle=False)\nmodel.eval()\njson.loads(x)")
+    assert dangers(path) == []
+
+
+class Bomb:
+    """Unpickled it imports a module that nothing else does."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return __import__, ("antigravity",)
+
+
+def armed() -> dict[str, Array]:
+    """Return arrays that would run code if they were unpickled."""
+    values = np.empty((1, 3), object)
+    values[:] = Bomb()
+    buffer = npy_bytes(values)
+    return {
+        "an array of objects": Array("float32", (1, 3), "numpy.ndarray", buffer),
+        "a bare pickle": Array(
+            "float32", (1, 3), "numpy.ndarray", pickle.dumps(Bomb())
+        ),
+    }
+
+
+def npy_bytes(values: NDArray[np.object_]) -> bytes:
+    with io.BytesIO() as buffer:
+        np.lib.format.write_array(buffer, values, allow_pickle=True)
+        return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", armed())
+def test_a_server_cannot_make_a_client_unpickle(kind: str, tmp_path: Path) -> None:
+    arrays = ArrayRecord({"weight": armed()[kind], "bias": Array(THETA[1])})
+    config = ConfigRecord({"step": 0, "momentum": 0.5})
+    identify(1)
+    content = RecordDict({"arrays": arrays, "config": config})
+    for message_type in ("train", "evaluate"):
+        message = Message(content, dst_node_id=2, message_type=message_type)
+        with pytest.raises((RefusedError, ValueError)):
+            client_app(make)(message, node(tmp_path))
+    assert "antigravity" not in sys.modules
+    path = tmp_path / "state"
+    assert not path.exists() or not ledger(tmp_path).charges()
+
+
+@pytest.mark.parametrize("kind", armed())
+def test_a_client_cannot_make_the_server_unpickle(kind: str) -> None:
+    model = ArrayRecord({"weight": Array(THETA[0]), "bias": Array(THETA[1])})
+    identify(1)
+    asked = Message(RecordDict(), dst_node_id=2, message_type="train")
+    arrays = ArrayRecord({"weight": armed()[kind], "bias": Array(THETA[1])})
+    reply = Message(RecordDict({"arrays": arrays}), reply_to=asked)
+    assert isinstance(Template.of(model).screen(reply), Excluded)
+    # Nor does Flower, where built-in strategies decode.
+    with pytest.raises(ValueError, match="pickle"):
+        arrays.to_numpy_ndarrays()
+    assert "antigravity" not in sys.modules
+
+
+def test_a_reply_larger_than_the_model_is_refused_before_it_is_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = ArrayRecord({"weight": Array(THETA[0]), "bias": Array(THETA[1])})
+    template = Template.of(model)
+
+    def decode(array: Array) -> None:
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(npy, "decode", decode)
+    monkeypatch.setattr(npy, "split", decode)
+    identify(1)
+    asked = Message(RecordDict(), dst_node_id=2, message_type="train")
+    # The first array is in order: sizes are looked at before any array is.
+    large = Array(np.zeros(10**6, np.float32))
+    arrays = ArrayRecord({"weight": Array(THETA[0]), "bias": large})
+    reply = Message(RecordDict({"arrays": arrays}), reply_to=asked)
+    assert template.screen(reply) == Excluded("too-large")
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    found = [line for line in lines if line and not line.startswith("#")]
+    parts = [re.fullmatch(r"([A-Za-z0-9._-]+)==([^\s;]+)(?: *;.*)?", x) for x in found]
+    assert None not in parts, "every line pins one version"
+    return {plain(p[1]): p[2] for p in parts if p is not None}
+
+
+def plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_all_that_is_needed_at_run_time_is_pinned_and_is_what_runs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    waiting = [Requirement(text) for text in project["dependencies"]]
+    seen: set[str] = set()
+    pinned = pins()
+    while waiting:
+        needed = waiting.pop()
+        name = plain(needed.name)
+        marker = needed.marker
+        if name in seen or (marker is not None and not marker.evaluate({"extra": ""})):
+            continue
+        seen.add(name)
+        assert name in pinned, f"{name} is not pinned"
+        assert metadata.version(name).split("+")[0] == pinned[name].split("+")[0], name
+        waiting += map(Requirement, metadata.requires(name) or ())
+    assert len(seen) > 40
