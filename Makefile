@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup peers browser lint format test demo audit reproduce bench clean
+.PHONY: help setup peers browser lint format test docs demo audit reproduce bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -31,6 +31,10 @@ browser:
 
 test: setup browser ## All tests
 	$(BIN)/pytest -q -n 2
+
+docs: setup ## The documentation, as pages in outputs/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir outputs/docs
+	@echo "Written: outputs/docs/index.html"
 
 demo: setup ## The rules against attacks, as a table
 	$(BIN)/python -m simulations.demo
