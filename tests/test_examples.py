@@ -1,0 +1,35 @@
+"""The examples run as their pages say."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def test_red_teaming_prints_its_table() -> None:
+    folder = EXAMPLES / "red-team"
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "attack.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+
+    def table(text: str) -> dict[tuple[str, str], float]:
+        rows = [line.split() for line in text.splitlines()]
+        return {(strategy, attack): float(value) for strategy, attack, value in rows}
+
+    found, said = table(ran.stdout), table((folder / "output.txt").read_text())
+    assert list(found) == list(said)
+    for case, value in found.items():
+        # Other processors round otherwise, and ten images are a thirtieth.
+        assert abs(value - said[case]) < 0.04, case
+    for attack in ("ALIE", "FOE", "FarCluster", "NonFinite"):
+        assert found["SafeDSHB", attack] > 0.8
+    assert found["FedAvg", "FarCluster"] < 0.5
+    assert found["FedMedian", "NonFinite"] < 0.2
+    assert len((folder / "attack.py").read_text().splitlines()) < 30
