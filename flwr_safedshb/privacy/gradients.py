@@ -33,6 +33,7 @@ from flwr_safedshb.privacy.checks import (
 )
 from flwr_safedshb.privacy.layers import LayerChain
 from flwr_safedshb.privacy.linear import LinearChain, UnexpectedInputError
+from flwr_safedshb.privacy.parts import row_norms
 from flwr_safedshb.privacy.plan import Clipping
 
 if TYPE_CHECKING:
@@ -227,28 +228,30 @@ class ClippedGradients:
 
     def _probe(self, path: Path, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         """Compare with one example at a time, where examples cannot mix."""
+        again = self._clipped_sum(path, inputs, targets)[1]
         total, norms = self._clipped_sum(path, inputs, targets)
-        _, again = self._clipped_sum(path, inputs, targets)
         if not torch.allclose(norms, again, rtol=1e-4, equal_nan=True):
             return  # The model itself is random (dropout): nothing to compare.
         plain = copy.deepcopy(self.model).train()
+        for own, shared in zip(
+            plain.parameters(), self.model.parameters(), strict=True
+        ):
+            own.data = shared.data
         parameters = [p for p in plain.parameters() if p.requires_grad]
-        literal = [torch.zeros_like(p) for p in parameters]
         close = True
         for i in range(len(targets)):
             value = self._loss(plain(inputs[i : i + 1]), targets[i : i + 1]).sum()
             gradient = torch.autograd.grad(
                 value, parameters, allow_unused=True, materialize_grads=True
             )
-            norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradient))
+            norm = math.hypot(*(float(row_norms(g.reshape(1, -1))) for g in gradient))
             if not math.isfinite(norm):
                 continue
             close &= abs(norm - float(norms[i])) <= 1e-2 * norm + 1e-4 * self.clip_norm
-            for mine, g in zip(literal, gradient, strict=True):
-                mine += g * (min(1.0, self.clip_norm / norm) if norm else 1.0)
-        gap = math.hypot(
-            *(float((a - b).norm()) for a, b in zip(total, literal, strict=True))
-        )
+            factor = min(1.0, self.clip_norm / norm) if norm else 1.0
+            for left, g in zip(total, gradient, strict=True):
+                left.sub_(g, alpha=factor)
+        gap = math.hypot(*(float(left.norm()) for left in total))
         if not close or gap > 1e-2 * self.clip_norm * len(targets):
             raise UnsupportedModelError(
                 "the gradients of the examples in a batch are not what each example "

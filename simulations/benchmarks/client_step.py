@@ -1,160 +1,144 @@
-"""Time and memory of one client step: ``python -m simulations.benchmarks.client_step``.
+"""Cost of one private step: ``python -m simulations.benchmarks.client_step``.
 
-The paths to the clipped sum of per-example gradients, on an MLP 784-1000-1000-10 (1.8
-million parameters) and a batch of 64, beside a plain SGD gradient as the floor. Every
-case runs in a process of its own, by default with one thread, because threads that wait
-for each other on a shared machine blur the figures. Time: the median of the steps after
-a warm-up. Memory: the peak of the process's resident set (VmHWM, reset once torch, the
-model and the batch are loaded) while it prepares and steps, above what was resident
-before.
+A step of ours (draw a batch, clip every example's gradient, add noise) beside a plain
+step of SGD on the same model as the floor, and beside Opacus' two ways, which get their
+batch. Every model has a process of its own with one thread, and what is compared takes
+turns in it. Memory: the peak of the process's resident set while it steps, beyond what
+was resident with model and data.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import subprocess
-import sys
-import warnings
-from collections.abc import Callable
-from pathlib import Path
-from typing import TypedDict
+from collections.abc import Mapping
 
-import torch
-from rich.console import Console
-from rich.table import Table
-from torch import nn
-from torch.nn.functional import cross_entropy
+import numpy as np
+from matplotlib.figure import Figure
 
-from flwr_safedshb.privacy.gradients import ClippedGradients
-from simulations.benchmarks.measure import record, reset_peak, resident, timed
+from simulations.benchmarks import outcome
+from simulations.benchmarks.outcome import Check, Outcome, Table, at_least, at_most
+from simulations.benchmarks.steps import OPACUS, OURS, PLAIN, SECURE, TASKS, Memory, ask
 
-CASES = {
-    "plain": "plain SGD gradient",
-    "per-example": "per-example, whole",
-    "chunked": "per-example, chunks",
-    "ghost": "ghost",
-    "closed": "closed form",
-}
-Step = Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor]]
+# Steps of SGD that one private step may cost.
+BOUNDS = {"logistic": 2.5, "CNN": 2.2, "MLP": 5.0}
+SECONDS = {"logistic": 8.0, "CNN": 12.0, "MLP": 15.0}
+LARGE = "MLP"
+STEPS = (PLAIN, OURS, SECURE, *OPACUS)
+
+Times = Mapping[str, Mapping[str, float]]
 
 
-class OwnForward(nn.Module):
-    """Hides a chain of layers, for which there is a closed form."""
-
-    def __init__(self, chain: nn.Module) -> None:
-        super().__init__()
-        self.chain = chain
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Pass examples through the chain."""
-        outputs: torch.Tensor = self.chain(inputs)
-        return outputs
-
-
-class Figures(TypedDict):
-    """What one process measured."""
-
-    seconds: float
-    megabytes: float
-
-
-def make_step(case: str, model: nn.Module, batch_size: int) -> Step:
-    """Return the function whose call is one step."""
-    match case:
-        case "plain":
-            parameters = list(model.parameters())
-
-            def plain(
-                inputs: torch.Tensor, targets: torch.Tensor
-            ) -> list[torch.Tensor]:
-                loss = cross_entropy(model(inputs), targets)
-                return list(torch.autograd.grad(loss, parameters))
-
-            return plain
-        case "per-example":
-            model, loss = OwnForward(model), nn.CrossEntropyLoss()
-            return ClippedGradients(model, loss, 1.0, max_examples=batch_size)
-        case "chunked":
-            return ClippedGradients(OwnForward(model), nn.CrossEntropyLoss(), 1.0)
-        case "ghost":
-            model = OwnForward(model)
-            return ClippedGradients(model, nn.CrossEntropyLoss(), 1.0, "ghost")
-        case _:
-            return ClippedGradients(model, nn.CrossEntropyLoss(), 1.0)
-
-
-def measure(case: str, batch_size: int, repeats: int, threads: int) -> Figures:
-    """Measure one case in this process."""
-    torch.set_num_threads(threads)
-    warnings.filterwarnings("ignore", message="Full backward hook is firing")
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(784, 1000),
-        nn.ReLU(),
-        nn.Linear(1000, 1000),
-        nn.ReLU(),
-        nn.Linear(1000, 10),
-    )
-    inputs, targets = torch.randn(batch_size, 784), torch.randint(10, (batch_size,))
-    nn.Linear(2, 2)(torch.zeros(2, 2)).sum().backward()  # loads what torch loads late
-    before = resident("VmRSS")
-    reset_peak()
-    step = make_step(case, model, batch_size)
-    seconds = [timed(lambda: step(inputs, targets))[0] for _ in range(1 + repeats)]
-    return Figures(
-        seconds=statistics.median(seconds[1:]),
-        megabytes=(resident("VmHWM") - before) / 1024,
+def run(quick: bool) -> Outcome:
+    """Measure every model, and the memory of the largest."""
+    seconds = {name: 0.5 if quick else SECONDS[name] for name in TASKS}
+    times = {name: ask("time", name, str(enough)) for name, enough in seconds.items()}
+    steps = (PLAIN, OURS) if quick else STEPS
+    memories = {step: _memory(step) for step in steps}
+    return Outcome(
+        name="client_step",
+        title="Client step",
+        tables=[_time_table(times), _memory_table(memories)],
+        checks=[*_time_checks(times), *_memory_checks(memories)],
+        costs={f"{name} / plain SGD": _ratio(times[name], OURS) for name in times},
+        settings={"seconds": seconds, "threads": 1},
+        results={"seconds": times, "megabytes": memories},
+        plot=lambda figure: _plot(figure, times),
     )
 
 
-def main() -> None:
-    """Measure every case in a process of its own, print a table, write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=12)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--case", choices=CASES, help="measure this one and print JSON")
-    parser.add_argument("--out", type=Path, default=Path("outputs/client_step.json"))
-    arguments = parser.parse_args()
-    settings = {
-        "batch_size": arguments.batch_size,
-        "repeats": arguments.repeats,
-        "threads": arguments.threads,
-    }
-    if arguments.case:
-        print(json.dumps(measure(arguments.case, **settings)))
-        return
-    results: dict[str, Figures] = {}
-    for case in CASES:
-        command = [sys.executable, "-m", "simulations.benchmarks.client_step"]
-        command += ["--case", case]
-        for name, value in settings.items():
-            command += [f"--{name.replace('_', '-')}", str(value)]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        results[case] = json.loads(done.stdout)
-    report(results, arguments.batch_size)
-    record(arguments.out, settings, results)
+def _memory(step: str) -> Memory:
+    figures = ask("memory", LARGE, step)
+    return Memory(peak=figures["peak"], model=figures["model"])
 
 
-def report(results: dict[str, Figures], batch_size: int) -> None:
-    """Print the figures, and their ratios to the per-example path."""
-    table = Table(title=f"One client step, MLP 784-1000-1000-10, batch {batch_size}")
-    for column in ("path", "ms", "times faster", "peak MB", "of per-example"):
-        table.add_column(column, justify="left" if column == "path" else "right")
-    base = results["per-example"]
-    for case, words in CASES.items():
-        mine = results[case]
-        table.add_row(
-            words,
-            f"{1e3 * mine['seconds']:.1f}",
-            f"{base['seconds'] / mine['seconds']:.1f}",
-            f"{mine['megabytes']:.0f}",
-            f"{mine['megabytes'] / base['megabytes']:.2f}",
+def _ratio(times: Mapping[str, float], step: str) -> float:
+    return times[step] / times[PLAIN]
+
+
+def _drawn(times: Mapping[str, float]) -> float:
+    """Return the share of a secure step that is spent on drawing batch and noise."""
+    return (times["batch"] + times["noise"]) / times[SECURE]
+
+
+def _time_table(times: Times) -> Table:
+    rows = [
+        (
+            f"{name}, b = {TASKS[name].batch_size}",
+            f"{1e3 * mine[PLAIN]:.2f}",
+            *(f"{_ratio(mine, step):.2f}" for step in STEPS[1:]),
+            f"{mine['batch'] / mine[SECURE]:.1%}",
+            f"{mine['noise'] / mine[SECURE]:.1%}",
         )
-    Console().print(table)
+        for name, mine in times.items()
+    ]
+    return Table(
+        "One step, in steps of plain SGD",
+        ("model", "SGD ms", *STEPS[1:], "batch", "noise"),
+        rows,
+        "ours: with the simulation's noise; ours, secure: with a deployment's. batch, "
+        "noise: their shares of a secure step. One thread, the processor's time.",
+    )
+
+
+def _memory_table(memories: Mapping[str, Memory]) -> Table:
+    rows = [
+        (step, f"{mine['peak']:.0f}", f"{mine['peak'] / mine['model']:.1f}")
+        for step, mine in memories.items()
+    ]
+    return Table(f"Memory of one step of the {LARGE}", ("step", "MB", "models"), rows)
+
+
+def _time_checks(times: Times) -> list[Check]:
+    checks = [
+        at_most(f"{name}, b = {TASKS[name].batch_size}", ratio, BOUNDS[name], "SGD")
+        for name, mine in times.items()
+        if (ratio := _ratio(mine, OURS))
+    ]
+    for name, mine in times.items():
+        who = min(OPACUS, key=lambda step: mine[step])
+        ratio = mine[who] / mine[OURS]
+        checks.append(at_least(f"{name}: Opacus / ours", ratio, 1.0, f"best: {who}"))
+    for name, mine in times.items():
+        what = f"{name}: drawing, of a secure step"
+        checks.append(at_most(what, _drawn(mine), 0.5, "steps"))
+    return checks
+
+
+def _memory_checks(memories: Mapping[str, Memory]) -> list[Check]:
+    ours, plain = memories[OURS], memories[PLAIN]
+    bound = 1.5 * plain["peak"] + plain["model"]
+    return [
+        Check(
+            f"memory of the {LARGE} step",
+            f"{ours['peak']:.0f} MB",
+            f"<= {bound:.0f} MB",
+            ours["peak"] <= bound,
+            "1.5 times plain SGD's and one model",
+        )
+    ]
+
+
+def _plot(figure: Figure, times: Times) -> None:
+    figure.set_size_inches(8, 3.6)
+    axes = figure.subplots()
+    width = 0.8 / (len(STEPS) - 1)
+    places = np.arange(len(times))
+    for i, step in enumerate(STEPS[1:]):
+        heights = [_ratio(mine, step) for mine in times.values()]
+        bars = axes.bar(places + i * width, heights, width, label=step)
+        axes.bar_label(bars, [f"{height:.1f}" for height in heights], fontsize=8)
+    for place, name in zip(places, times, strict=True):
+        edges = (place - width / 2, place + 0.8 - width / 2)
+        axes.plot(edges, [BOUNDS[name]] * 2, "k--", linewidth=1)
+    axes.plot([], [], "k--", linewidth=1, label="target of ours")
+    axes.axhline(1.0, color="0.5", linewidth=1)
+    axes.set_yscale("log")
+    axes.set_ylabel("steps of plain SGD")
+    axes.set_xticks(
+        places + 0.4 - width / 2,
+        [f"{name}, b = {TASKS[name].batch_size}" for name in times],
+    )
+    figure.legend(loc="outside right upper", fontsize=8)
 
 
 if __name__ == "__main__":
-    main()
+    outcome.main(run, __doc__)
