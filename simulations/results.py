@@ -140,7 +140,7 @@ def resolved(overrides: Sequence[str]) -> dict[str, object]:
     """
     config = OmegaConf.to_container(composed(shlex.join(overrides)), resolve=True)
     values = cast(dict[str, object], config)
-    for key in ("checkpoint", "log_level"):
+    for key in ("checkpoint", "log_level", "logger"):
         values.pop(key)
     cast(dict[str, object], values["data"]).pop("path", None)
     return values

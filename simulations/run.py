@@ -38,6 +38,8 @@ def main(cfg: DictConfig) -> None:
     found = results.record(overrides, progress, time.perf_counter() - start)
     results.write(path.with_suffix(".json"), found)
     path.with_suffix(".html").write_text(run_page(found))
+    if "_target_" in cfg.logger:
+        print(f"log: {instantiate(cfg.logger)(found, path)}")
     last = max(progress.evaluate_serverapp)
     metrics = progress.evaluate_serverapp[last]
     print(

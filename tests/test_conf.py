@@ -48,7 +48,7 @@ def of(group: str) -> list[str]:
 def test_no_group_is_without_a_test() -> None:
     tested = {"aggregation", "attack", "data", "engine", "experiment", "model"}
     # Schedules need data and a model: test_schedules.py.
-    tested |= {"privacy", "schedule", "split"}
+    tested |= {"logger", "privacy", "schedule", "split"}
     assert {group for group, _ in LEAVES} <= tested
 
 
@@ -120,6 +120,14 @@ def test_model(leaf: str) -> None:
 @pytest.mark.parametrize("leaf", of("engine"))
 def test_engine(leaf: str) -> None:
     assert composed(f"engine={leaf}").engine.name == leaf
+
+
+@pytest.mark.parametrize("leaf", of("logger"))
+def test_logger(leaf: str) -> None:
+    logger = composed(f"logger={leaf}").logger
+    assert ("_target_" in logger) == (leaf != "none")
+    if leaf != "none":
+        assert callable(instantiate(logger))
 
 
 @pytest.mark.parametrize("leaf", of("experiment"))
