@@ -23,7 +23,7 @@ def literal_filter(
     if min_mass is None:
         min_mass = n - 2 * f
         if spectral_bound == 0 and f >= n / 3:
-            share = ((n - 2 * f) / (n - f)) ** 2
+            share = ((n - 2 * f) / (n - f)) ** 3
     c = np.ones(n)
     seen: list[tuple[float, Floats]] = []
     while True:
@@ -106,7 +106,7 @@ def test_colluders_never_hold_all_the_weight() -> None:
     for seed in range(100):
         x = hidden_colluders(seed)
         weights = Filter().weigh(x @ x.T, 3).weights
-        assert weights[:4].sum() >= 1 / 16
+        assert weights[:4].sum() >= 1 / 64
         captured += CAF().weigh(x @ x.T, 3).weights[:4].sum() < 1e-9
     # So they would, without a look at who may hold the weight.
     assert captured > 50

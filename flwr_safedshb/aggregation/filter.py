@@ -55,11 +55,12 @@ class Filter(GramRule):
 
     For f >= n/3 step 2 is void: what is left may be f colluders alone, whose equal
     vectors have s2 = 0. So there a mean counts only if it shares at least
-    ((n-2f)/(n-f))^2 with every S, which is positive, and (1-o)/o then grows with
-    (n-2f)^-2 as the constants of Filter do. No proof comes with it, for step 1 may need
-    a mean that does not count. A larger `min_mass` would be no remedy: to drop f equal
-    vectors far away takes the mass to n(n-2f)/(n-f) at once, less than f for n = 7,
-    f = 3; stopped before that, the rule is the plain mean.
+    ((n-2f)/(n-f))^3 with every S; equal weights on n - f vectors share (n-2f)/(n-f).
+    Then (1-o)/o is finite at least. No proof comes with it, for step 1 may need a mean
+    that does not count, and the more is asked for the more often: with the square in
+    place of the cube ALIE gains. A larger `min_mass` would be no remedy at all: to drop
+    f equal vectors far away takes the mass to n(n-2f)/(n-f) at once, less than f for
+    n = 7, f = 3; stopped before that, the rule is the plain mean.
 
     Parameters
     ----------
@@ -123,7 +124,7 @@ class Filter(GramRule):
     def _least_share(self, n: int, f: int) -> float:
         """Return what a mean must share with every S in order to count."""
         agnostic = self.min_mass is None and self.spectral_bound == 0.0
-        return ((n - 2 * f) / (n - f)) ** 2 if agnostic and 3 * f >= n else 0.0
+        return ((n - 2 * f) / (n - f)) ** 3 if agnostic and 3 * f >= n else 0.0
 
     def _weighing(self, c: FloatArray, value: float, kappa: float | None) -> Weighing:
         return Weighing(c / c.sum(), subset=None, lambda_max=value, kappa=kappa)
