@@ -104,7 +104,7 @@ class Sweep(Generic[C]):
         return {case: run for case, run in found.items() if run is not None}
 
     def _overrides(self, case: C) -> list[str]:
-        return [*case.overrides, *self.overrides]
+        return ["engine=batched", *case.overrides, *self.overrides]
 
 
 def run_all(
