@@ -3,8 +3,11 @@
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -170,6 +173,53 @@ def test_the_demo_says_where_it_is_if_it_is_not_here(
     assert (code, out) == (cli.NO, "")
     assert err.strip() == demo.MISSING
     assert "make demo" in err
+
+
+def living(group: int) -> list[str]:
+    """Return the processes of a group that have not ended, by name."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
+            state, _, number = rest.split()[:3]
+            if int(number) == group and state not in "ZX":
+                found.append(name)
+    return found
+
+
+def test_ctrl_c_leaves_no_process_and_no_half_written_file(tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [*COMMAND, "demo"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        # In the middle: some runs are written, others at work.
+        deadline = time.monotonic() + 300  # of a test that hangs
+        while not list(tmp_path.glob("outputs/demo/runs/*.json")):
+            assert child.poll() is None, child.communicate()[1][-3000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to all of them
+        _, err = child.communicate(timeout=120)
+        # Python's resource tracker ends by itself, a moment after its parent.
+        while living(child.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        left = living(child.pid)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+    assert child.returncode == cli.INTERRUPTED, err[-3000:]
+    assert err.strip().splitlines()[-1] == "safedshb demo: stopped"
+    assert "Traceback" not in err
+    assert left == []
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            assert path.suffix == ".json", path
+            json.loads(path.read_text())
 
 
 def test_help_waits_for_nothing_heavy() -> None:

@@ -30,5 +30,4 @@ def run(arguments: argparse.Namespace) -> int:
     if util.find_spec("simulations") is None:
         print(MISSING, file=sys.stderr)
         return 1
-    import_module("simulations.demo").main([])
-    return 0
+    return int(import_module("simulations.demo").main([]))
