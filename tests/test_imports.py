@@ -40,6 +40,7 @@ ROOMS = (
     "client",
     "batched",
     "gate",
+    "warm",
     "doctor",
     "commands",
     "cli",

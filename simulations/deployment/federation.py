@@ -45,6 +45,8 @@ class Deployment:
     secure : bool
         TLS, and only SuperNodes whose keys are registered. A federation of virtual
         nodes has no use for it and is never secure.
+    warm : bool
+        Fork the nodes' client processes from one that has imported everything.
 
     Attributes
     ----------
@@ -61,6 +63,7 @@ class Deployment:
         app: Path = ROOT,
         virtual: bool = False,
         secure: bool = True,
+        warm: bool = True,
     ) -> None:
         self.folder = folder
         self.app = app
@@ -78,6 +81,7 @@ class Deployment:
                 "FLWR_HOME": str(folder / "flwr"),
                 "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": _POLL_SECONDS,
             },
+            [ROOT / "deploy" / "warm"] if warm else [],
         )
         self.kill = self._processes.kill
         self.is_running = self._processes.is_running

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,15 +34,23 @@ class Processes:
         Where they run, and where their logs are.
     environment : mapping
         Theirs, beside this process's own.
+    programs : sequence of Path
+        Where programs are looked for first.
     """
 
-    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        programs: Sequence[Path] = (),
+    ) -> None:
         self.folder = folder
+        beside = Path(sys.executable).parent
         self.environment = {
             **os.environ,
             **environment,
             # Flower's commands start each other by name.
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join(map(str, [*programs, beside, os.environ["PATH"]])),
         }
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
