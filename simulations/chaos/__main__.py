@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from flwr_safedshb.files import replace_file
@@ -30,7 +31,7 @@ STEPS = 6
 def main(arguments: list[str] | None = None) -> int:
     """Run the suite; return the exit code."""
     options = _options(arguments)
-    console = Console()
+    console = Console(log_path=False)
     begin = time.monotonic()
     shutil.rmtree(options.output, ignore_errors=True)
     options.output.mkdir(parents=True)
@@ -45,12 +46,12 @@ def main(arguments: list[str] | None = None) -> int:
         normal = band.measured(options.seed, STEPS)
         folder = options.output / "federation"
         findings = trained(folder, faults, options.seed, STEPS, normal, say)
+    path = options.output / "report.json"
+    _write(path, options.seed, faults, findings, normal)
     console.print(table(findings, normal))
     wrong = [f"{f.name}: {text}" for f in findings for text in f.problems]
     for text in wrong:
         console.print(text, style="red", highlight=False, markup=False)
-    path = options.output / "report.json"
-    _write(path, options.seed, faults, findings, normal)
     console.print(f"{path}, after {time.monotonic() - begin:.0f} s")
     return 1 if wrong else 0
 
@@ -64,7 +65,7 @@ def table(findings: list[Finding], normal: band.Band) -> Table:
     for finding in findings:
         shown.add_row(
             finding.name,
-            finding.seen,
+            escape(finding.seen),
             f"{finding.lost_epsilon:.2f}",
             finding.effect,
             f"{finding.distance:.3f}",

@@ -134,12 +134,17 @@ def distance(trial: Trial) -> float:
 
 
 def found_line(trial: Trial, log: str, line: str, node: int | None) -> str | None:
-    """Return the first line of a log that tells of a fault."""
+    """Return the first line of a log that tells of a fault, with names for ids."""
     text = trial.log() if log == "server" else trial.federation.log(log, 10**9)
     flower_id = "" if node is None else str(trial.federation.node_ids[node])
     pattern = re.compile(line.replace("{node}", flower_id))
-    lines = (_ANSI.sub("", found) for found in text.splitlines())
-    return next((found.strip() for found in lines if pattern.search(found)), None)
+    lines = (_ANSI.sub("", found).strip() for found in text.splitlines())
+    told = next((found for found in lines if pattern.search(found)), None)
+    if told is None:
+        return None
+    for index, number in trial.federation.node_ids.items():
+        told = told.replace(str(number), f"<node {index}>")
+    return told.replace(str(trial.folder), "<folder>")
 
 
 _ANSI = re.compile(r"\x1b\[\d+m")

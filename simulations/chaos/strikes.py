@@ -90,7 +90,7 @@ def hurry_clock(trial: Trial, node: int, step: int) -> None:
 
 def slow_clock(trial: Trial, node: int, step: int) -> None:
     """Start the node with a clock 200 s behind; Flower allows 300."""
-    trial.start_again(node, clock(-200))
+    trial.start_again(node, environment=clock(-200))
 
 
 def clock(seconds: int) -> Mapping[str, str]:
@@ -149,12 +149,18 @@ def expire_certificate(trial: Trial, node: int, step: int) -> None:
 
 
 def renew_certificate(trial: Trial, node: int, step: int) -> None:
-    """Give the SuperLink a valid certificate, and go on."""
+    """Give the SuperLink a valid certificate, and start all again.
+
+    A SuperNode that met the expired one has stopped to work, though not its process.
+    """
     federation = trial.federation
     assert federation.credentials is not None
+    for index in federation.node_ids:
+        federation.kill(f"node-{index}")
     federation.kill("superlink")
     federation.credentials.renew(365)
     restart_superlink(trial, node, step)
+    trial.start_again(*federation.node_ids)
 
 
 def _filler(trial: Trial, node: int) -> Path:

@@ -20,7 +20,7 @@ _APP = ROOT / "simulations" / "chaos" / "flower-app"
 _DISK_SIZE = "256k"
 # Seconds: while nobody is silent no round lasts so long; where somebody is, so many
 # rounds' worth of waiting is enough, and at least so many seconds.
-_LONG_TIMEOUT, _ROUNDS_WAITED, _SHORT_TIMEOUT = 300.0, 4.0, 60.0
+_LONG_TIMEOUT, _ROUNDS_WAITED, _SHORT_TIMEOUT = 300.0, 3.0, 60.0
 
 Say = Callable[[str], None]
 

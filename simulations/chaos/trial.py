@@ -111,27 +111,31 @@ class Trial:
         self.federation.wait(self.run_id, PATIENCE_SECONDS)
 
     def start_again(
-        self, node: int, environment: Mapping[str, str] | None = None
+        self, *nodes: int, environment: Mapping[str, str] | None = None
     ) -> None:
-        """Start a SuperNode until it stays.
+        """Start SuperNodes until they stay.
 
         The SuperLink takes a killed SuperNode for alive until two heartbeats are
         missing, and lets no other in under its name meanwhile.
         """
-        name = f"node-{node}"
-        joined = self._times_joined(name)
-        while True:
-            self.federation.start_node(node, environment=environment)
-            self.wait(
-                lambda: (
-                    self._times_joined(name) > joined
-                    or not self.federation.is_running(name)
-                )
-            )
-            if self.federation.is_running(name):
-                return
+        joined = {node: self._times_joined(node) for node in nodes}
+        while joined:
+            for node in joined:
+                self.federation.start_node(node, environment=environment)
+            for node, times in list(joined.items()):
+                if self._stays(node, times):
+                    del joined[node]
+            if joined:
+                time.sleep(_RESTART_SECONDS)
+
+    def _stays(self, node: int, times: int) -> bool:
+        """Wait until a SuperNode has joined once more, or given up."""
+        name, running = f"node-{node}", self.federation.is_running
+        self.wait(lambda: self._times_joined(node) > times or not running(name))
+        if not running(name):
             self.federation.kill(name)  # what it has left behind
-            time.sleep(_RESTART_SECONDS)
+            return False
+        return True
 
     def progress(self) -> Progress | None:
         """Return the newest checkpoint."""
@@ -175,8 +179,8 @@ class Trial:
         with Ledger(self.federation.state_dir(node) / LEDGER_NAME) as ledger:
             return sum(c.steps for c in ledger.charges() if c.run == self.session())
 
-    def _times_joined(self, name: str) -> int:
-        return self.federation.log(name, 10**9).count("SuperNode ID:")
+    def _times_joined(self, node: int) -> int:
+        return self.federation.log(f"node-{node}", 10**9).count("SuperNode ID:")
 
     def _steps_done(self) -> int:
         progress = self.progress()
