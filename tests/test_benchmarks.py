@@ -10,7 +10,7 @@ import pytest
 
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.gram import gram
-from simulations.benchmarks import aggregation, rivals
+from simulations.benchmarks import aggregation, growth, outcome, rivals
 from simulations.benchmarks.aggregation import FULL, QUICK, Settings
 from simulations.benchmarks.cells import Cell, Sample, certificate, measure
 from simulations.benchmarks.families import (
@@ -20,17 +20,16 @@ from simulations.benchmarks.families import (
     Vectors,
     family,
 )
-from simulations.benchmarks.measure import in_turns, record, worked
+from simulations.benchmarks.growth import Growth
+from simulations.benchmarks.measure import in_turns, worked
+from simulations.benchmarks.outcome import at_least, at_most, short
 from simulations.benchmarks.processes import ask
 from simulations.benchmarks.rivals import Price, Subset, brute_force, price
 from simulations.benchmarks.targets import (
-    at_least,
-    at_most,
     finds,
     hostile_checks,
     ratio,
     sample_checks,
-    short,
     speedup,
 )
 from tests.oracles import Floats, brute_force_smea
@@ -273,12 +272,22 @@ def test_full_run_covers_the_sizes_that_targets_ask_for() -> None:
     assert set(QUICK.cells).isdisjoint(needed)
 
 
-def test_record_says_where_figures_come_from(tmp_path: Path) -> None:
-    record(tmp_path / "new" / "a.json", {"seeds": 3}, [1.0])
-    written = json.loads((tmp_path / "new" / "a.json").read_text())
-    assert written["settings"] == {"seeds": 3}
-    assert written["results"] == [1.0]
-    assert written["machine"]["versions"]["numpy"] == np.__version__
+def test_slope_is_the_exponent_of_the_last_points() -> None:
+    sizes = [1, 10, 100, 1000]
+    curve = Growth("", "n", sizes, [5.0, 1e3, 1e6, 1e9], 3.0)
+    assert curve.slope == pytest.approx(3.0)
+    assert growth.checks([curve])[0].holds
+    assert not growth.checks([Growth("", "n", sizes, curve.costs, 2.0)])[0].holds
+
+
+def test_search_visits_less_than_all_subsets_and_says_if_not() -> None:
+    curve = growth.nodes_by_f(12, 4)
+    assert curve.sizes == [2, 3, 4]
+    assert all(cost >= 1 for cost in curve.costs)
+    assert curve.theory == [66.0, 220.0, 495.0]
+    assert growth.checks([curve])[0].holds
+    slow = Growth("", "f", [2], [67.0], [66.0])
+    assert not growth.checks([slow])[0].holds
 
 
 def test_tiny_run_prints_a_table_and_writes_its_files(
@@ -291,14 +300,18 @@ def test_tiny_run_prints_a_table_and_writes_its_files(
         filter_cell=(20, 2, 50),
         memory_cell=None,
         hostile=False,
+        far=False,
     )
     monkeypatch.setattr(aggregation, "QUICK", tiny)
     monkeypatch.setattr(aggregation, "rivals", lambda: {"brute force": brute_force})
     monkeypatch.setenv("COLUMNS", "100")
-    aggregation.main(["--quick", "--out", str(tmp_path)])
+    curve = Growth("Gram matrix", "n", [1, 2, 4], [1.0, 2.0, 4.0], 2.0)
+    monkeypatch.setattr(growth, "growths", lambda far: [curve, growth.nodes_by_f(9, 3)])
+    outcome.main(aggregation.run, "", ["--quick", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
     # A peer that is not installed has a column that says so.
     assert printed.count("absent") == 2 * 2 + 1
+    assert "n^1.0" in printed
     assert "brute force 8 of 8" in printed
     assert "Filter, n = 20" in printed
     written = json.loads((tmp_path / "aggregation.json").read_text())

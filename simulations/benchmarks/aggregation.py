@@ -8,16 +8,15 @@ same input.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from threadpoolctl import threadpool_limits
 
-from simulations.benchmarks import report
+from simulations.benchmarks import growth, outcome, report
 from simulations.benchmarks.cells import (
     PATIENT,
     Cell,
@@ -28,7 +27,8 @@ from simulations.benchmarks.cells import (
     warm_up,
 )
 from simulations.benchmarks.families import ALIE_DEVIATIONS, FAMILIES
-from simulations.benchmarks.measure import record
+from simulations.benchmarks.growth import Growth
+from simulations.benchmarks.outcome import Check, Outcome
 from simulations.benchmarks.processes import (
     CompilerTimes,
     ask,
@@ -37,10 +37,10 @@ from simulations.benchmarks.processes import (
 )
 from simulations.benchmarks.rivals import Rival, rivals
 from simulations.benchmarks.targets import (
-    Check,
     filter_check,
     hostile_checks,
     memory_check,
+    ratio,
     sample_checks,
 )
 
@@ -58,7 +58,6 @@ SIZES = (
 )
 # Largest n that is also run without a compiler.
 INTERPRETED = 40
-OUT = Path("outputs/benchmarks/aggregation")
 
 
 @dataclass(frozen=True)
@@ -80,16 +79,19 @@ class Settings:
         Where Filter and the memory are measured.
     hostile : bool
         Whether to try the inputs made to defeat the search.
+    far : bool
+        Whether growth is followed to large sizes.
     """
 
     cells: tuple[Cell, ...]
     seeds: int = len(ALIE_DEVIATIONS)
     patient_seeds: int = 1
-    rival_limit: float = 10.0
+    rival_limit: float = 3.0
     compiler: bool = True
     filter_cell: Cell | None = (1000, 100, 100_000)
     memory_cell: tuple[int, int] | None = (50, 10_000_000)
     hostile: bool = True
+    far: bool = True
 
 
 FULL = Settings(
@@ -107,6 +109,7 @@ QUICK = Settings(
     filter_cell=None,
     memory_cell=None,
     hostile=False,
+    far=False,
 )
 
 
@@ -117,10 +120,66 @@ class Results:
     first_calls: tuple[float, float] | None
     samples: list[Sample]
     compiler: dict[Cell, CompilerTimes]
+    growths: list[Growth]
     checks: list[Check]
 
 
-def run(settings: Settings, progress: Progress) -> Results:
+def run(quick: bool) -> Outcome:
+    """Measure, and tell of it."""
+    settings = QUICK if quick else FULL
+    columns = (
+        *Progress.get_default_columns(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    with (
+        threadpool_limits(1),
+        Progress(*columns, console=console, transient=True) as progress,
+    ):
+        return _told(settings, measured(settings, progress))
+
+
+def _told(settings: Settings, results: Results) -> Outcome:
+    figures = asdict(results)
+    # JSON has no tuples for keys.
+    figures["compiler"] = [
+        {"cell": cell, "seconds": value} for cell, value in results.compiler.items()
+    ]
+    return Outcome(
+        name="aggregation",
+        title="Aggregation",
+        tables=[
+            *report.tables(results.samples, results.compiler, results.first_calls),
+            growth.table(results.growths),
+        ],
+        checks=results.checks,
+        costs=_costs(results.samples),
+        settings=asdict(settings),
+        results=figures,
+        plot=lambda figure: _plot(figure, results),
+    )
+
+
+def _costs(samples: list[Sample]) -> dict[str, float]:
+    """Return SMEA's time in Gram matrices, for the cells that have several sizes."""
+    cells = dict.fromkeys(s.cell for s in samples if s.n < PATIENT)
+    return {
+        f"SMEA {report.size(cell)} / Gram": ratio(
+            [s for s in samples if s.cell == cell], "SMEA", "gram"
+        )
+        for cell in cells
+    }
+
+
+def _plot(figure: Figure, results: Results) -> None:
+    figure.set_size_inches(12, 8.5)
+    halves = figure.subfigures(2, 1, squeeze=False, height_ratios=(5, 3))
+    report.plot(halves[0, 0], results.samples, results.compiler)
+    growth.plot(halves[1, 0], results.growths)
+
+
+def measured(settings: Settings, progress: Progress) -> Results:
     """Measure everything that the settings ask for."""
     contenders = rivals()
     warm_up()
@@ -136,11 +195,18 @@ def run(settings: Settings, progress: Progress) -> Results:
     small = [c for c in settings.cells if settings.compiler and c[0] <= INTERPRETED]
     if settings.compiler:
         progress.add_task("the compiler, and without it", total=None)
+    progress.add_task("growth", total=None)
+    growths = growth.growths(settings.far)
     return Results(
         first_calls=first_calls() if settings.compiler else None,
         samples=samples,
         compiler=compiler_times(small) if small else {},
-        checks=sample_checks(samples) + _special_checks(settings, progress),
+        growths=growths,
+        checks=[
+            *sample_checks(samples),
+            *_special_checks(settings, progress),
+            *growth.checks(growths),
+        ],
     )
 
 
@@ -170,35 +236,5 @@ def _special_checks(settings: Settings, progress: Progress) -> list[Check]:
     return checks
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small cells only")
-    parser.add_argument("--out", type=Path, default=OUT, help="directory")
-    options = parser.parse_args(arguments)
-    settings = QUICK if options.quick else FULL
-    console = Console()
-    columns = (
-        *Progress.get_default_columns(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with (
-        threadpool_limits(1),
-        Progress(*columns, console=console, transient=True) as progress,
-    ):
-        results = run(settings, progress)
-    report.show(console, results.samples, results.compiler, results.first_calls)
-    report.show_checks(console, results.checks)
-    figures = asdict(results)
-    # JSON has no tuples for keys.
-    figures["compiler"] = [
-        {"cell": cell, "seconds": value} for cell, value in results.compiler.items()
-    ]
-    record(options.out / "aggregation.json", asdict(settings), figures)
-    report.plot(options.out / "aggregation.png", results.samples, results.compiler)
-    console.print(f"Written: {options.out}/aggregation.json and .png")
-
-
 if __name__ == "__main__":
-    main()
+    outcome.main(run, __doc__)

@@ -72,10 +72,11 @@ def _time_table(times: Times) -> Table:
     ]
     return Table(
         "One step, in steps of plain SGD",
-        ("model", "SGD ms", *STEPS[1:], "batch", "noise"),
+        ("model", "SGD ms", "ours", "secure", "Opacus", "ghost", "batch", "noise"),
         rows,
-        "ours: with the simulation's noise; ours, secure: with a deployment's. batch, "
-        "noise: their shares of a secure step. One thread, the processor's time.",
+        "ours: with the simulation's noise; secure: ours with a deployment's; Opacus: "
+        "per example; ghost: Opacus' ghost clipping. batch, noise: their shares of a "
+        "secure step. One thread, the processor's time.",
     )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from matplotlib import style
 from matplotlib.figure import Figure
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table as RichTable
 
 from simulations.benchmarks.measure import machine
@@ -107,17 +107,23 @@ def short(value: float) -> str:
     return f"{value:.2f}" if value < 10 and value % 1 else f"{value:,.0f}"
 
 
+def show_table(console: Console, table: Table) -> None:
+    """Print a table and its caption."""
+    printed = _printed(table.title)
+    for i, head in enumerate(table.heads):
+        justify: JustifyMethod = "right" if i else "left"
+        printed.add_column(head, justify=justify, no_wrap=i > 0)
+    for row in table.rows:
+        printed.add_row(*row)
+    console.print(printed)
+    if table.caption:
+        console.print(table.caption, highlight=False)
+
+
 def show(console: Console, outcome: Outcome) -> None:
     """Print the tables and the targets."""
     for table in outcome.tables:
-        printed = _printed(table.title)
-        for i, head in enumerate(table.heads):
-            printed.add_column(head, justify="right" if i else "left", no_wrap=True)
-        for row in table.rows:
-            printed.add_row(*row)
-        console.print(printed)
-        if table.caption:
-            console.print(table.caption, highlight=False)
+        show_table(console, table)
     if not outcome.checks:
         return
     printed = _printed("Targets")

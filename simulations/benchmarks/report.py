@@ -1,29 +1,24 @@
-"""Show what the aggregation benchmark measured: tables and a figure."""
+"""Tables and a figure of what the aggregation benchmark measured."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from statistics import median
 
-import matplotlib
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from rich import box
-from rich.console import Console, JustifyMethod
-from rich.table import Table
+from matplotlib.figure import FigureBase
 
 from simulations.benchmarks.cells import Cell, Sample
 from simulations.benchmarks.families import ALIE_DEVIATIONS, FAMILIES
+from simulations.benchmarks.outcome import Table, short
 from simulations.benchmarks.processes import CompilerTimes
 from simulations.benchmarks.targets import (
-    Check,
     extrapolated,
     finds,
     grouped,
     ratio,
-    short,
     speedup,
 )
 
@@ -37,30 +32,25 @@ def size(cell: Cell) -> str:
     return f"({cell[0]}, {cell[1]}), d = {cell[2]:,}"
 
 
-def show(
-    console: Console,
+def tables(
     samples: Sequence[Sample],
     compiler: Mapping[Cell, CompilerTimes],
     first_calls: tuple[float, float] | None,
-) -> None:
-    """Print the table of times and ratios, and what it means."""
-    table = _table("One call of SMEA, and how many times longer others take")
+) -> list[Table]:
+    """Return times and ratios, a table for each dimension, and what they mean."""
     heads = ("n, f", "subsets", "ms", "max", "/ Gram", "/ BLAS", "numpy", *RIVALS)
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
-    for d, group in grouped((s.d, s) for s in samples):
-        table.add_row(f"[bold]d = {short(d)}")
-        for cell, inputs in grouped((s.cell, s) for s in group):
-            table.add_row(*_row(cell, inputs, compiler.get(cell)))
-    console.print(table)
-    console.print(_caption(samples, first_calls), highlight=False)
-
-
-def _table(title: str) -> Table:
-    """Return a table that leaves the width of a terminal to its figures."""
-    return Table(
-        title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
-    )
+    found = [
+        Table(
+            f"One call of SMEA, d = {short(d)}, and how many times longer others take",
+            heads,
+            [
+                _row(cell, inputs, compiler.get(cell))
+                for cell, inputs in grouped((s.cell, s) for s in group)
+            ],
+        )
+        for d, group in grouped((s.d, s) for s in samples)
+    ]
+    return [*found[:-1], replace(found[-1], caption=_caption(samples, first_calls))]
 
 
 def _row(
@@ -117,37 +107,18 @@ def _caption(samples: Sequence[Sample], first_calls: tuple[float, float] | None)
     return "\n".join(lines)
 
 
-def show_checks(console: Console, checks: Sequence[Check]) -> None:
-    """Print every target with its bound."""
-    table = _table("Targets")
-    for head in ("target", "measured", "bound", ""):
-        justify: JustifyMethod = "right" if head == "measured" else "left"
-        table.add_column(head, justify=justify, no_wrap=True)
-    table.add_column("note")
-    for check in checks:
-        verdict = "[green]holds" if check.holds else "[bold red]does not hold"
-        table.add_row(check.what, check.measured, check.bound, verdict, check.note)
-    console.print(table)
-
-
 def plot(
-    path: Path, samples: Sequence[Sample], compiler: Mapping[Cell, CompilerTimes]
+    figure: FigureBase,
+    samples: Sequence[Sample],
+    compiler: Mapping[Cell, CompilerTimes],
 ) -> None:
     """Draw time against size, one panel for each dimension with several sizes."""
-    matplotlib.use("Agg")
     panels = [
         (d, cells)
         for d, group in grouped((s.d, s) for s in samples)
         if len(cells := grouped((s.cell, s) for s in group)) > 1
     ]
-    figure, axes = plt.subplots(
-        1,
-        len(panels),
-        figsize=(5.5 * len(panels), 5.2),
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)
     for axis, (d, cells) in zip(axes[0], panels, strict=True):
         _panel(axis, cells, compiler)
         axis.set_title(f"d = {d:,}")
@@ -160,8 +131,6 @@ def plot(
         frameon=False,
     )
     figure.suptitle("Hollow: extrapolated. SMEA at (100, 10) has a time limit of 10 s")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
 
 
 def _panel(

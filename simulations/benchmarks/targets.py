@@ -1,50 +1,17 @@
-"""What the aggregation should achieve, and whether it does on this machine.
-
-Every target is a ratio to something measured in the same run, with its bound beside it.
-Nothing is asserted: a busy machine may miss a bound that a quiet one meets.
-"""
+"""What the aggregation should achieve, and whether it does on this machine."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
 
 from simulations.benchmarks.cells import TIME_LIMIT, Sample
+from simulations.benchmarks.outcome import Check, at_least, at_most, short
 
 K = TypeVar("K", bound=Hashable)
 WIDE = 100_000
-
-
-@dataclass(frozen=True)
-class Check:
-    """A figure beside its bound, as they are printed."""
-
-    what: str
-    measured: str
-    bound: str
-    holds: bool
-    note: str = ""
-
-
-def at_least(what: str, value: float, bound: float, note: str = "") -> Check:
-    """Check a ratio that should be large."""
-    return Check(what, f"{short(value)}x", f">= {bound:,g}x", value >= bound, note)
-
-
-def at_most(what: str, value: float, bound: float, unit: str, note: str = "") -> Check:
-    """Check a figure that should be small; the unit is what it is a multiple of."""
-    return Check(what, short(value), f"<= {bound:,g} {unit}", value <= bound, note)
-
-
-def short(value: float) -> str:
-    """Write a number with the digits that matter, in six characters."""
-    if value >= 99_999.5:
-        digits, _, power = f"{value:.1e}".partition("e")
-        return f"{digits.removesuffix('.0')}e{int(power)}"
-    return f"{value:.2f}" if value < 10 and value % 1 else f"{value:,.0f}"
 
 
 def ratio(samples: Iterable[Sample], above: str, below: str) -> float:

@@ -1,0 +1,78 @@
+"""All benchmarks and one page: ``python -m simulations.benchmarks``.
+
+Every benchmark has a process of its own. One that fails leaves the others alone, is
+named on the page, and fails the command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from simulations.benchmarks import history, sheet
+from simulations.benchmarks.measure import timed
+from simulations.benchmarks.outcome import OUT, show_table
+
+BENCHMARKS = ("aggregation", "client_step", "startup", "engine", "end_to_end")
+PAGE = "index.html"
+
+
+def measure(name: str, out: Path, quick: bool) -> sheet.Section:
+    """Run one benchmark and read what it found."""
+    command = [sys.executable, "-m", f"simulations.benchmarks.{name}"]
+    command += ["--out", str(out), *(["--quick"] if quick else [])]
+    path = out / f"{name}.json"
+    path.unlink(missing_ok=True)  # of an earlier run
+    seconds, done = timed(lambda: subprocess.run(command, check=False))
+    if done.returncode or not path.exists():
+        return sheet.Section(name, seconds, None, None)
+    picture = path.with_suffix(".png")
+    image = picture.read_bytes() if picture.exists() else None
+    return sheet.Section(name, seconds, json.loads(path.read_text()), image)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run all or some benchmarks, write the page, compare with the last record."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(BENCHMARKS)}")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes, to see that all of it runs"
+    )
+    parser.add_argument("--out", type=Path, default=OUT, help="directory")
+    parser.add_argument(
+        "--record", action="store_true", help=f"add the figures to {history.PATH.name}"
+    )
+    options = parser.parse_args(arguments)
+    names = options.names or BENCHMARKS
+    if unknown := [name for name in names if name not in BENCHMARKS]:
+        parser.error(f"{', '.join(unknown)}: the benchmarks are {BENCHMARKS}")
+    if options.record and (options.quick or options.names):
+        parser.error("--record keeps whole runs: leave out --quick and names")
+    options.out.mkdir(parents=True, exist_ok=True)
+    console = Console()
+    sections = []
+    for name in names:
+        console.rule(name)
+        sections.append(measure(name, options.out, options.quick))
+    now = history.entry({s.name: s.costs for s in sections})
+    changes = history.comparison(history.last(now.machine), now)
+    if changes is not None:
+        console.rule("history")
+        show_table(console, changes)
+    (options.out / PAGE).write_text(sheet.page_of(sections, now, changes))
+    console.print(f"Written: {options.out / PAGE}", highlight=False)
+    failed = [section.name for section in sections if section.outcome is None]
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+    if options.record:
+        history.append(now)
+
+
+if __name__ == "__main__":
+    main()
