@@ -1,0 +1,96 @@
+"""Steps that are compared, and what is said of their times."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from simulations.benchmarks import client_step, startup, steps
+from simulations.benchmarks.client_step import STEPS, run
+from simulations.benchmarks.steps import OPACUS, OURS, PLAIN, SECURE, TASKS, make_step
+from simulations.models import CNN
+
+torch.set_num_threads(1)
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+
+SMALL = steps.Task(
+    lambda: CNN((1, 8, 8), 3), nn.CrossEntropyLoss(), (1, 8, 8), 3, 20, 4
+)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_step_can_be_taken_again_and_again(name: str) -> None:
+    step = make_step(SMALL, name)
+    step()
+    step()
+
+
+@pytest.mark.parametrize("name", [OURS, SECURE])
+def test_our_step_is_a_private_gradient(name: str) -> None:
+    step = make_step(SMALL, name)
+    first, second = step(), step()
+    assert isinstance(first, list)
+    assert isinstance(second, list)
+    shapes = [tuple(p.shape) for p in SMALL.make().parameters()]
+    assert [layer.shape for layer in first] == shapes
+    # A new batch and new noise, as in every step.
+    assert not np.allclose(first[0], second[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("logistic", 69), ("CNN", 26_090), ("MLP", 1_796_010)]
+)
+def test_models_have_the_sizes_that_targets_speak_of(name: str, size: int) -> None:
+    task = TASKS[name]
+    assert sum(p.numel() for p in task.make().parameters()) == size
+    inputs, targets = task.data()
+    assert len(inputs) == len(targets) == task.plan().num_examples
+
+
+def test_times_are_those_of_all_steps_and_draws(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(TASKS, "small", SMALL)
+    seconds = steps.seconds("small", 0.0)
+    assert seconds.keys() == {*STEPS, "batch", "noise"}
+    assert all(value > 0 for value in seconds.values())
+
+
+def figures(ours: float, secure: float, opacus: float) -> dict[str, float]:
+    drawn = {"batch": 0.2, "noise": 0.3}
+    return {PLAIN: 1.0, OURS: ours, SECURE: secure, **dict.fromkeys(OPACUS, opacus)} | (
+        drawn
+    )
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_targets_see_what_they_are_about(
+    slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*words: str) -> dict[str, float]:
+        if words[0] == "memory":
+            peak = 2.0 if words[2] == PLAIN else 4.1 if slow else 4.0
+            return {"peak": peak, "model": 1.0}
+        bound = client_step.BOUNDS[words[1]]
+        ours = bound + 0.1 if slow else bound
+        opacus = ours - 0.1 if slow else ours
+        return figures(ours, 0.9 if slow else 1.0, opacus)
+
+    monkeypatch.setattr(client_step, "ask", ask)
+    outcome = run(quick=True)
+    assert len(outcome.checks) == 10
+    assert {check.holds for check in outcome.checks} == {not slow}
+    assert outcome.costs["MLP / plain SGD"] == pytest.approx(5.1 if slow else 5.0)
+
+
+def test_start_is_measured_against_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = dict(zip(startup.SCRIPTS.values(), (0.1, 0.2, 2.0, 2.5, 3.1), strict=False))
+    monkeypatch.setattr(startup, "processor_seconds", lambda s: taken.get(s, 4.0))
+    outcome = startup.run(quick=False)
+    assert outcome.costs == {"client ready / torch": pytest.approx(1.55)}
+    assert not outcome.checks[0].holds
+
+
+def test_processor_seconds_are_those_of_the_process() -> None:
+    # A process that waits does not work; Python's own start is some hundredths.
+    assert startup.processor_seconds("import time; time.sleep(1.0)") < 0.9
