@@ -21,7 +21,7 @@ from simulations.trilemma.analysis import (
 from simulations.trilemma.points import RULES, Floats
 
 UNBOUNDED = "average"
-LOOK = dict(zip(RULES, LOOKS, strict=True))
+LOOK = dict(zip(RULES, LOOKS, strict=False))
 AXES = {
     "d": "dimension d",
     "m": "examples of a client m",

@@ -33,8 +33,8 @@ from flwr_safedshb.attacks import (
 
 Floats = NDArray[np.float64]
 
-# Searches for SMEA's subset end after so many nodes: exact up to n = 40 here, and
-# certified within some 20% of the smallest eigenvalue at n = 160.
+# Searches for SMEA's subset end after so many nodes: exact up to n = 40 here, and cut
+# short with a certificate beyond.
 MAX_NODES = 2000
 RULES: dict[str, Rule] = {
     "average": Average(),
