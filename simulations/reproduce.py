@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.markdown import Markdown
@@ -76,6 +77,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="one seed and 20 steps, to see it work"
     )
+    parser.add_argument(
+        "--page", type=Path, help="also put tables and figures into this page"
+    )
     return parser.parse_args(argv)
 
 
@@ -88,23 +92,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     work = Sweep(args.output, tuple(cases(args.regimes, seeds)), more)
     if not complete(console, work, args.workers):
         return 1
-    conclude(console, work)
+    conclude(console, work, args.page)
     return 0
 
 
-def conclude(console: Console, work: Sweep[Case]) -> None:
+def conclude(console: Console, work: Sweep[Case], page: Path | None) -> None:
     """Draw and tabulate all runs."""
-    from simulations import summary
+    from simulations import statements, summary
+    from simulations.publish import publish
     from simulations.report import sweep_page
 
     runs = work.runs()
     summary.draw(runs, work.folder / "figures")
-    summary.write(runs, work.folder)
-    text = summary.markdown(runs)
+    statements.write(runs, work.folder)
+    text = statements.markdown(runs)
     panels = summary.by_panel(runs)
     (work.folder / "report.html").write_text(sweep_page(TITLE, panels, text))
     console.print(Markdown(text))
     console.print(f"Figures, tables and runs are in {work.folder}")
+    if page is not None:
+        figures = {
+            f"{quantity.replace('_', ' ')}, {regime} privacy": work.folder
+            / "figures"
+            / f"{regime}_{quantity}.png"
+            for regime in summary.regimes(runs)
+            for quantity in summary.QUANTITIES
+        }
+        publish(page, "reproduce", statements.tables(runs), figures)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ class Sweep(Generic[C]):
     def found(self, case: C) -> RunRecord | None:
         """Return a run that is there and has the configuration that is asked for."""
         run = results.read(self.path(case))
-        if run is None or run["config"] != results.resolved(self._overrides(case)):
+        if run is None or run["config"] != results.resolved(self.overrides_of(case)):
             return None
         return run
 
@@ -82,7 +82,7 @@ class Sweep(Generic[C]):
         from simulations.app import share
         from simulations.engines import run
 
-        overrides = self._overrides(case)
+        overrides = self.overrides_of(case)
         start = time.perf_counter()
         progress = run(overrides)
         seconds = time.perf_counter() - start
@@ -103,7 +103,8 @@ class Sweep(Generic[C]):
         found = {case: results.read(self.path(case)) for case in self.cases}
         return {case: run for case, run in found.items() if run is not None}
 
-    def _overrides(self, case: C) -> list[str]:
+    def overrides_of(self, case: C) -> list[str]:
+        """Return everything that makes a run of the packaged configuration."""
         return ["engine=batched", *case.overrides, *self.overrides]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from simulations import results, summary
+from simulations import results, statements, summary
 from simulations.app import share
 from simulations.reproduce import Case, cases, main
 from simulations.results import RunRecord
@@ -149,7 +149,7 @@ def made_up_runs(accuracy: float = 0.85) -> dict[Case, RunRecord]:
 
 
 def holding(runs: dict[Case, RunRecord]) -> list[bool]:
-    return [verdict.holds for verdict in summary.verdicts(runs)]
+    return [verdict.holds for verdict in statements.verdicts(runs)]
 
 
 def test_verdicts_follow_the_runs() -> None:
@@ -171,7 +171,7 @@ def test_a_loss_that_rises_is_told_with_its_panel_and_method() -> None:
     runs = made_up_runs()
     for seed in (1, 2, 3):
         runs[Case("low", "filter", "foe", seed)] = made_up(0.7, (0.693, 0.8))
-    text = summary.markdown(runs)
+    text = statements.markdown(runs)
     assert "falls in every panel: Filter, default stop | **does not hold**" in text
     assert "rises at low privacy under FOE" in text
     row = "| low | FOE | 0.700 to 0.300 | 0.700 to 0.300 | 0.700 to 0.300 | "
@@ -184,9 +184,15 @@ def test_the_table_has_means_and_sample_deviations() -> None:
     assert isinstance(figure, summary.Figure)
     assert figure.mean == pytest.approx(0.852)
     assert figure.std == pytest.approx(0.001)
-    text = summary.markdown(made_up_runs())
+    text = statements.markdown(made_up_runs())
     assert "| low | ALIE | 0.852 ± 0.001 |" in text
     assert "2763 = 11055 // 4" in text
+
+
+def test_without_some_method_the_others_are_told() -> None:
+    runs = {c: run for c, run in made_up_runs().items() if c.method != "filter"}
+    assert holding(runs) == [True] * 7
+    assert "| 0.852 ± 0.001 | - | around 0.80 |" in statements.tables(runs)
 
 
 def test_the_command_draws_and_tabulates(
@@ -194,11 +200,16 @@ def test_the_command_draws_and_tabulates(
 ) -> None:
     runs = {case: run for case, run in made_up_runs().items() if case.seed == 1}
     for case, run in runs.items():
-        overrides = [*case.overrides, *TINY]
+        overrides = Sweep(tmp_path, (case,), TINY).overrides_of(case)
         run["config"] = results.resolved(overrides)
         results.write(tmp_path / "runs" / f"{case.name}.json", run)
+    page = tmp_path / "docs" / "page.md"
+    page.parent.mkdir()
+    page.write_text("<!-- begin reproduce --><!-- end reproduce -->")
     given = ["--output", str(tmp_path), "--regimes", "low", "--seeds", "1"]
-    assert main([*given, "--set", *TINY]) == 0
+    assert main([*given, "--page", str(page), "--set", *TINY]) == 0
+    assert "DP-DSGD" in page.read_text()
+    assert "images/reproduce_low_accuracy.png" in page.read_text()
     assert "13 runs, 13 of them are there" in capsys.readouterr().out
     figures = {path.name for path in (tmp_path / "figures").iterdir()}
     assert {f"low_foe_accuracy.{kind}" for kind in ("png", "svg")} <= figures

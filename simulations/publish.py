@@ -1,0 +1,39 @@
+"""Put generated tables and figures into a page of the documentation."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def publish(
+    page: Path, name: str, text: str, figures: Mapping[str, Path] | None = None
+) -> None:
+    """Replace what stands between two marks of a page.
+
+    Parameters
+    ----------
+    page : Path
+        Holds the lines ``<!-- begin NAME -->`` and ``<!-- end NAME -->``, each once.
+    name : str
+    text : str
+        Markdown.
+    figures : mapping of captions to files
+        Copied into ``images/`` beside the page, as ``NAME_...``, and shown after the
+        text.
+    """
+    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    old = page.read_text()
+    if old.count(begin) != 1 or old.count(end) != 1:
+        raise ValueError(f"{page} must hold {begin} and {end} once each; add them")
+    shown = [text.strip()]
+    for caption, source in (figures or {}).items():
+        target = page.parent / "images" / f"{name}_{source.name}"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+        shown.append(f"![{caption}](images/{target.name})")
+    between = re.compile(f"{re.escape(begin)}.*{re.escape(end)}", flags=re.DOTALL)
+    new = "\n\n".join([begin, *shown, end])
+    page.write_text(between.sub(lambda _: new, old))
