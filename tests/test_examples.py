@@ -4,6 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbclient
+import nbformat
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -33,3 +36,15 @@ def test_red_teaming_prints_its_table() -> None:
     assert found["FedAvg", "FarCluster"] < 0.5
     assert found["FedMedian", "NonFinite"] < 0.2
     assert len((folder / "attack.py").read_text().splitlines()) < 30
+
+
+def test_the_notebook_runs_and_draws() -> None:
+    path = EXAMPLES / "notebook" / "round.ipynb"
+    notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    assert not any(cell.get("outputs") for cell in notebook.cells)
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    outputs = [out for cell in notebook.cells for out in cell.get("outputs", ())]
+    pictures = [out for out in outputs if "image/png" in out.get("data", {})]
+    assert len(pictures) == 7
+    printed = "".join(out.text for out in outputs if out.output_type == "stream")
+    assert "epsilon = 3.849 at delta = 1e-05 after 100 steps" in printed
