@@ -124,3 +124,21 @@ def test_mixing_equals_mixing_the_vectors_first(
             assert min(np.abs(best - result).max(axis=1)) < 1e-9
         else:
             np.testing.assert_allclose(result, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("norm", [1e12, 1e20, 1e30, 1e37])
+@pytest.mark.parametrize(("n", "f", "d"), [(7, 3, 20), (10, 3, 300), (25, 10, 20)])
+def test_geometric_median_of_vectors_at_infinity(
+    norm: float, n: int, f: int, d: int
+) -> None:
+    """From far away vectors pull by their direction alone, however far it is."""
+    rng = np.random.default_rng(0)
+    honest = rng.normal(size=(n - f, d))
+    far = rng.normal(size=(f, d))
+    far /= np.linalg.norm(far, axis=1, keepdims=True)
+    near_enough, found = (
+        GeometricMedian()(np.vstack([honest, scale * far]), f) for scale in (1e10, norm)
+    )
+    np.testing.assert_allclose(found, near_enough, atol=1e-6)
+    units = (honest - found) / np.linalg.norm(honest - found, axis=1, keepdims=True)
+    assert np.linalg.norm(units.sum(axis=0) + far.sum(axis=0)) < 1e-5

@@ -24,6 +24,7 @@ from flwr_safedshb.theory import kappa_geometric_median, kappa_krum
 
 MEDIAN_STEPS = 10_000
 MEDIAN_TOLERANCE = 1e-12
+RELATIVE_TOLERANCE = 1e-8
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class GeometricMedian(GramRule):
     def weigh(self, gram: FloatArray, f: int) -> Weighing:
         """Return the weights of the median as a convex combination."""
         gram = check_gram(gram, f)
-        weights = _geometric_median(squared_distances(gram))
+        weights = _geometric_median(gram)
         value = weighted_lambda(squared_distances(gram), weights)
         return Weighing(weights, subset=None, lambda_max=value)
 
@@ -100,33 +101,38 @@ def subset_mean(gram: FloatArray, subset: NDArray[np.intp]) -> Weighing:
     return Weighing(subset_weights(len(gram), subset), subset, value)
 
 
-def _geometric_median(distances: FloatArray) -> FloatArray:
-    """Return weights, (n,), of the geometric median, from squared distances.
+def _geometric_median(gram: FloatArray) -> FloatArray:
+    """Return weights, (n,), of the geometric median, from inner products.
 
-    sum_j w_j x_j is at a squared distance of (D w)_i - w^T D w/2 from x_i.
+    By inner products and not by distances: among those, a vector of norm 1e30 leaves no
+    digit of the others.
     """
-    n = len(distances)
+    n, norms = len(gram), np.diag(gram)
+    distances = squared_distances(gram)
     # x_i is the median exactly if the unit vectors towards the others sum to no more
     # than the number of vectors at x_i.
     apart = distances > 0.0
     pulls = np.where(apart, 1.0 / np.sqrt(np.where(apart, distances, 1.0)), 0.0)
-    totals = np.maximum(pulls.sum(axis=1, keepdims=True), np.finfo(float).tiny)
-    targets = pulls / totals
-    products = targets @ distances
-    squares = np.diag(products) - 0.5 * (products * targets).sum(axis=1)
-    excess = totals[:, 0] * np.sqrt(np.maximum(squares, 0.0)) - (~apart).sum(axis=1)
+    totals = pulls.sum(axis=1)
+    along = pulls @ gram
+    squares = (along * pulls).sum(axis=1) - 2.0 * totals * np.diag(along)
+    squares += totals**2 * norms
+    excess = np.sqrt(np.maximum(squares, 0.0)) - (~apart).sum(axis=1)
     if excess.min() <= 0.0:
         return subset_weights(n, [int(np.argmin(excess))])
     weights = np.full(n, 1.0 / n)
     for _ in range(MEDIAN_STEPS):
-        products = distances @ weights
-        squares = np.maximum(products - 0.5 * (weights @ products), 0.0)
+        products = gram @ weights
+        squares = norms - 2.0 * products + weights @ products
         # A step from very near a vector that is not the median leads away from it.
-        squares = np.maximum(squares, MEDIAN_TOLERANCE**2 * squares.max())
+        typical = max(float(np.median(squares)), np.finfo(float).tiny)
+        squares = np.maximum(squares, MEDIAN_TOLERANCE**2 * typical)
         moved = 1.0 / np.sqrt(squares)
         moved /= moved.sum()
-        change = moved - weights
+        change = np.abs(moved - weights)
         weights = moved
-        if np.abs(change).max() <= MEDIAN_TOLERANCE:
+        # The weight of a vector far away is tiny, and counts as much as any other.
+        still = change <= np.minimum(MEDIAN_TOLERANCE, RELATIVE_TOLERANCE * moved)
+        if still.all():
             break
     return weights
