@@ -1,11 +1,13 @@
 """Know what a federation guarantees: before it starts, while it runs, afterwards.
 
 For example:
+  safedshb demo                   hijacked hospitals; needs the repository
   safedshb rules --n 7 --f 3      what each rule of the server proves
-  safedshb attacks                what hostile clients may send
-  safedshb demo                   see them meet; needs the repository
-  safedshb rules --json           the same, for a program
-  safedshb rules --help           more about one command
+  safedshb attacks --json         what hostile clients may send, for a program
+  safedshb plan -n 7 -f 3 -m 2763 -d 69 -b 25 -T 400 --delta 1e-4 -s 1
+  safedshb doctor node.toml       may this node join?
+  safedshb ledger show node.toml  what has it spent?
+  safedshb plan --help            more about one command
 
 Exit codes: 0 yes or done; 1 no (a check failed, a request was refused); 2 the command
 was not understood or a value is out of bounds; 130 stopped by Ctrl-C.
