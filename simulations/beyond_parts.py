@@ -11,7 +11,7 @@ from simulations.data.files import DEBIAN_FASHION_MNIST
 
 ATTACKS = ("alie", "foe", "sign-flip", "label-flip")
 UNHARMED = "unharmed"
-FEW = ("average", "smea", "filter")
+FEW = ("smea", "filter", "average")
 MISSING_DATA = (
     "Fashion-MNIST is not here: the part 'network' is left out. Install Debian's "
     "package dataset-fashion-mnist (apt-get install dataset-fashion-mnist), or put its "
@@ -50,18 +50,19 @@ PARTS = {
     "rules": Part(
         "Other rules on the same momentums",
         "The paper's task at moderate privacy, 3 adversaries among 7 workers: what do "
-        "the rules that everybody knows do with the very same messages?",
+        "the rules that everybody knows do with the very same messages? (The trimmed "
+        "mean of 7 less 2 x 3 values is the median.)",
         ("experiment=paper", "privacy=moderate"),
         honest=4,
         rules=(
+            "smea",
+            "filter",
             "average",
             "krum",
             "multi-krum",
             "trimmed-mean",
             "median",
             "geometric-median",
-            "smea",
-            "filter",
         ),
     ),
     "heterogeneity": Part(

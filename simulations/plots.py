@@ -125,7 +125,8 @@ def panels(
             draw(axes, curves, quantity, title)
             axes.label_outer()
         handles, names = grid[0].get_legend_handles_labels()
-        width = 2 if columns == 1 else len(names)
+        # As many names in a row as there is room for.
+        width = min(len(names), 2 * columns + columns // 2)
         figure.legend(handles, names, loc="outside lower center", ncols=width)
     return figure
 
