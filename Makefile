@@ -1,7 +1,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup peers browser lint format test docs demo audit reproduce bench clean
+.PHONY: help setup peers browser lint format test docs demo duel audit reproduce \
+	beyond chaos bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -36,14 +37,23 @@ docs: setup ## The documentation, as pages in outputs/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir outputs/docs
 	@echo "Written: outputs/docs/index.html"
 
-demo: setup ## The rules against attacks, as a table
+demo: setup ## Hospitals train while some are hijacked: a table, a report
 	$(BIN)/python -m simulations.demo
+
+duel: setup ## The rules against attacks, without training, as a table
+	$(BIN)/python -m simulations.duel
 
 audit: setup ## Measure the privacy of the client's own code
 	$(BIN)/python -m simulations.audit
 
 reproduce: setup ## The paper's experiments: runs, panels, table
 	$(BIN)/python -m simulations.reproduce
+
+beyond: setup ## Other rules, tasks and federations than the paper's
+	$(BIN)/python -m simulations.beyond
+
+chaos: setup ## Break a real federation in every way, and check what must hold
+	$(BIN)/python -m simulations.chaos
 
 # The peers pin other versions of torch and torchvision; their aggregators need neither.
 peers: .venv/peers
@@ -52,9 +62,7 @@ peers: .venv/peers
 	touch $@
 
 bench: peers ## Benchmarks against peers and floors
-	$(BIN)/python -m simulations.benchmarks.aggregation
-	$(BIN)/python -m simulations.benchmarks.client_step
-	$(BIN)/python -m simulations.benchmarks.engine
+	$(BIN)/python -m simulations.benchmarks
 
 clean: ## Remove the environment and everything generated
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis outputs
