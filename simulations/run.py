@@ -15,6 +15,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig
+from rich.console import Console
 
 from simulations import results
 from simulations.engines import run
@@ -34,7 +35,8 @@ def main(cfg: DictConfig) -> None:
     path = Path(cfg.checkpoint or Path(settings.runtime.output_dir) / "model.npz")
     overrides = list(settings.overrides.task)
     start = time.perf_counter()
-    progress = run(overrides, path)
+    with Console(stderr=True).status(f"{cfg.steps} steps, engine={cfg.engine.name}"):
+        progress = run(overrides, path)
     found = results.record(overrides, progress, time.perf_counter() - start)
     results.write(path.with_suffix(".json"), found)
     path.with_suffix(".html").write_text(run_page(found))
