@@ -26,3 +26,18 @@ def test_commands_of_the_readme_exist() -> None:
     assert len(found) >= 4
     for target in found:
         assert f"\n{target}:" in targets
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "examples/README.md"])
+def test_links_lead_somewhere(name: str) -> None:
+    page = ROOT / name
+    links = re.findall(r"\]\(([^)#\s]+)", page.read_text())
+    for link in links:
+        if not link.startswith("https://"):
+            assert (page.parent / link).exists(), link
+    assert links or name != "README.md"
+
+
+def test_pictures_are_light() -> None:
+    for picture in (ROOT / "docs" / "images").iterdir():
+        assert picture.stat().st_size < 150_000, picture.name
