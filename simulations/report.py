@@ -96,8 +96,8 @@ def sweep_page(
         "<p>Accuracy is the last on the test set, mean ± standard deviation over the "
         "seeds; beside it the epsilon of each honest node, and in how many of 100 "
         "chances the rule left an adversary, or an honest node, out: those who hide "
-        "among the honest stay in, and can move the mean but little. Lines are means "
-        "over the seeds, shades one standard deviation.</p>",
+        "among the honest stay in. Lines are means over the seeds, shades one standard "
+        "deviation.</p>",
     ]
     for name, groups in panels.items():
         body.append(f"<h3>{escape(name)}</h3>{_finals(groups)}")
@@ -222,8 +222,9 @@ def _finals(groups: Groups) -> str:
     rows = []
     for label, some in groups.items():
         last = np.array([run["evaluations"]["accuracy"][-1] for run in some])
-        spread = last.std(ddof=min(1, len(last) - 1))
-        cells = [label, f"{last.mean():.3f} ± {spread:.3f}", epsilons(some)]
+        # One run has no spread that could be told.
+        spread = f" ± {last.std(ddof=1):.3f}" if len(last) > 1 else ""
+        cells = [label, f"{last.mean():.3f}{spread}", epsilons(some)]
         rows.append(cells + _shares_by_kind(some))
     return page.table(["", "accuracy", "ε", "adversary out", "honest out"], rows)
 

@@ -49,7 +49,8 @@ class Figure:
         return self.std / np.sqrt(self.seeds) if self.seeds > 1 else float("inf")
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} ± {self.std:.3f}"
+        spread = f" ± {self.std:.3f}" if self.seeds > 1 else ""
+        return f"{self.mean:.3f}{spread}"
 
 
 def group(runs: Runs, regime: str, method: str, attack: str | None) -> list[RunRecord]:

@@ -184,6 +184,7 @@ def test_the_table_has_means_and_sample_deviations() -> None:
     assert isinstance(figure, summary.Figure)
     assert figure.mean == pytest.approx(0.852)
     assert figure.std == pytest.approx(0.001)
+    assert str(summary.Figure(0.5, 0.0, 1)) == "0.500"  # one run has no spread
     text = statements.markdown(made_up_runs())
     assert "| low | ALIE | 0.852 ± 0.001 |" in text
     assert "2763 = 11055 // 4" in text
