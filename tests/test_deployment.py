@@ -81,7 +81,7 @@ def test_hostile_node_and_a_node_killed_in_a_step(tmp_path: Path) -> None:
         wait_until(lambda: charges() == 2)
         deployment.kill("node-0")
         (tmp_path / "hold").unlink()
-        deployment.start_node(0)
+        deployment.restart_node(0)
         deployment.wait(run_id, timeout=400)
     progress = load(tmp_path / "run.npz")
     assert progress is not None

@@ -21,6 +21,10 @@ from simulations.deployment.processes import (
 
 _NAME = "loopback"
 _START_SECONDS = 60.0
+_REJOIN_SECONDS = 180.0
+# What a SuperNode says once it is connected.
+_JOINED = "SuperNode ID:"
+_WHOLE = 10**9
 # How often a Flower process looks for work, where that can be set; the default is 1.
 _POLL_SECONDS = "0.2"
 # To ask for a run's status starts a process that costs more than a step of training.
@@ -195,6 +199,24 @@ class Deployment:
             environment=environment,
         )
 
+    def restart_node(self, index: int) -> None:
+        """Start a killed SuperNode again until it stays, as systemd does.
+
+        Flower refuses a node whose key it believes to be connected, which it does for
+        up to a minute after a kill.
+        """
+        name = f"node-{index}"
+        deadline = time.monotonic() + _REJOIN_SECONDS
+        while time.monotonic() < deadline:
+            known = self.log(name, _WHOLE).count(_JOINED)
+            self.start_node(index)
+            while self.is_running(name):
+                if self.log(name, _WHOLE).count(_JOINED) > known:
+                    return
+                time.sleep(0.2)
+            self.kill(name)  # what it has left behind
+        raise RuntimeError(f"{name} could not join again:\n{self.log(name)}")
+
     def register(self, public_key: Path) -> int:
         """Let the owner of a key join, and return Flower's id of that node."""
         arguments = ("supernode", "register", str(public_key), _NAME)
@@ -235,18 +257,18 @@ class Deployment:
         return self._processes.told("flwr", "log", run_id, _NAME, "--show")
 
     def run(self, run_config: Mapping[str, Value], timeout: float) -> None:
-        """Run to the end, or raise with the end of the server's log."""
+        """Run to the end, or raise with the log of the ServerApp."""
         self.wait(self.submit(run_config), timeout)
 
     def wait(self, run_id: str, timeout: float) -> None:
-        """Wait for the end of a run, or raise with the end of the server's log."""
+        """Wait for the end of a run, or raise with the log of the ServerApp."""
         deadline = time.monotonic() + timeout
         while not (status := self.status(run_id)).startswith("finished"):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"run {run_id} is {status} after {timeout:g} s")
             time.sleep(_STATUS_SECONDS)
         if status != "finished:completed":
-            raise RuntimeError(f"run {run_id} is {status}:\n{self.log('superlink')}")
+            raise RuntimeError(f"run {run_id} is {status}:\n{self.run_log(run_id)}")
 
     def _trust(self) -> str:
         if self.credentials is None:
