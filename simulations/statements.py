@@ -27,7 +27,7 @@ PAPER_ACCURACY = {"low": 0.80, "moderate": 0.80, "high": 0.75}
 PAPER_EPSILON = {"low": 1.14, "moderate": 0.32, "high": 0.19}
 
 NOTES = """\
-## How this differs from the paper, and what had to be inferred
+### How this differs from the paper, and what had to be inferred
 
 - **m = 2763 examples for each honest worker.** The paper does not say how the data is
   shared. Its epsilons (1.14 / 0.32 / 0.19 at delta = 1e-4) are what Opacus' RDP
@@ -134,24 +134,24 @@ def markdown(runs: Runs) -> str:
 def tables(runs: Runs) -> str:
     """Return the tables and the verdicts."""
     seeds = sorted({case.seed for case in runs})
-    lines = [f"Seeds {', '.join(map(str, seeds))}.", "", "## Test accuracy", ""]
+    lines = [f"Seeds {', '.join(map(str, seeds))}.", "", "### Test accuracy", ""]
     lines += ["After the last step, mean ± standard deviation over the seeds.", ""]
     paper = [f"around {PAPER_ACCURACY[r]:.2f}" for r in regimes(runs) for _ in ATTACKS]
     lines += _table(table(runs, final), {"paper, SMEA": paper})
     lines += [
         "",
-        "## Training loss",
+        "### Training loss",
         "",
         "From first to last step, mean over seeds.",
         "",
     ]
     lines += _table(table(runs, losses), {})
-    lines += ["", "## Statements of the paper", "", row(["statement", "", "seen"])]
+    lines += ["", "### Statements of the paper", "", row(["statement", "", "seen"])]
     lines.append(row(["---"] * 3))
     for verdict in verdicts(runs):
         holds = "holds" if verdict.holds else "**does not hold**"
         lines.append(row([verdict.statement, holds, verdict.evidence]))
-    lines += ["", "## Privacy", ""]
+    lines += ["", "### Privacy", ""]
     for regime in regimes(runs):
         privacy = next(r for c, r in runs.items() if c.regime == regime)["privacy"]
         quoted = f"the paper quotes {PAPER_EPSILON[regime]}"
