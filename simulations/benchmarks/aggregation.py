@@ -86,7 +86,7 @@ class Settings:
     cells: tuple[Cell, ...]
     seeds: int = len(ALIE_DEVIATIONS)
     patient_seeds: int = 1
-    rival_limit: float = 3.0
+    rival_limit: float = 2.0
     compiler: bool = True
     filter_cell: Cell | None = (1000, 100, 100_000)
     memory_cell: tuple[int, int] | None = (50, 10_000_000)

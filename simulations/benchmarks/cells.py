@@ -21,7 +21,7 @@ Cell = tuple[int, int, int]
 # Above so many clients an exact answer is not expected: the search is told when to end.
 PATIENT, TIME_LIMIT = 60, 10.0
 # Turns on one input, before and after the rivals had theirs: seconds and number.
-ENOUGH, MOST = 0.2, 12
+ENOUGH, MOST = 0.12, 12
 
 
 @dataclass(frozen=True)
