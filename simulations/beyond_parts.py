@@ -85,7 +85,7 @@ PARTS = {
     "network": Part(
         "A network",
         "Fashion-MNIST, a convolutional network with 26,090 weights, 3 adversaries "
-        "among 10 workers, 150 steps at low privacy.",
+        "among 10 workers, 100 steps at low privacy.",
         ("experiment=fashion",),
         honest=7,
     ),
