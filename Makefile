@@ -33,8 +33,9 @@ browser:
 test: setup browser ## All tests
 	$(BIN)/pytest -q -n 2
 
+# Not --quiet, which hides warnings from --strict.
 docs: setup ## The documentation, as pages in outputs/docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir outputs/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir outputs/docs
 	@echo "Written: outputs/docs/index.html"
 
 demo: setup ## Hospitals train while some are hijacked: a table, a report
