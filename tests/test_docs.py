@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("quickstart", "privacy", "robustness", "experiments")
+PAGES = ("quickstart", "privacy", "robustness", "red-teaming", "experiments")
 BLOCK = re.compile(r"```python\n(.*?)```", flags=re.DOTALL)
 
 
