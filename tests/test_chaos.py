@@ -206,6 +206,12 @@ def test_lost_steps_are_those_charged_and_never_used(trial: Trial) -> None:
     assert finding.lost_epsilon == pytest.approx(expected)
 
 
+def test_a_charge_lost_with_its_node_hides_no_release(trial: Trial) -> None:
+    killed = next(fault for fault in FAULTS if fault.key == "killed-after")
+    (finding,) = examined(trial, [killed], BAND)
+    assert any("node 1 has charged 2 steps" in text for text in finding.problems)
+
+
 def test_the_band_tells_training_from_no_defence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

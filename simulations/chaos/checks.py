@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from functools import cache
 
 import numpy as np
@@ -47,21 +48,25 @@ def ended(trial: Trial) -> list[str]:
     return [f"rounds {skipped} were skipped"] if skipped else []
 
 
-def counted(trial: Trial) -> list[str]:
-    """Check that ledgers hold no fewer steps than left the nodes, by both traces."""
+def counted(trial: Trial, died_charged: Collection[int] = ()) -> list[str]:
+    """Check that ledgers hold no fewer steps than left the nodes, by both traces.
+
+    Those that died after a charge must hold that one, too: no other is to hide in it.
+    """
     problems = []
     for node in HONEST:
         charged, computed = trial.charges(node), len(trial.released(node))
         received = sum(reply.error is None for _, reply in trial.replies(node))
-        if charged < max(computed, received) or not received:
+        left = max(computed, received) + (node in died_charged)
+        if charged < left or not received:
             problems.append(
                 f"node {node} has charged {charged} steps, computed {computed} "
                 f"messages and delivered {received}"
             )
         with Ledger(trial.federation.state_dir(node) / LEDGER_NAME) as ledger:
             total = ledger.epsilon()
-        if total < epsilon(computed):
-            problems.append(f"node {node}'s ledger says {total} for {computed} steps")
+        if total < epsilon(left):
+            problems.append(f"node {node}'s ledger says {total} for {left} steps")
     return problems
 
 

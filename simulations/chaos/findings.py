@@ -49,9 +49,10 @@ class Finding:
 
 def examined(trial: Trial, faults: list[Fault], band: Band) -> list[Finding]:
     """Hold an ended trial against all that must be true after its faults."""
+    died_charged = {fault.node for fault in faults if fault.dies_charged}
     common = [
         *checks.ended(trial),
-        *checks.counted(trial),
+        *checks.counted(trial, died_charged),
         *checks.nothing_leaked(trial),
         *checks.hostile_had_no_part(trial),
     ]
