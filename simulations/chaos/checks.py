@@ -122,6 +122,8 @@ def hostile_had_no_part(trial: Trial) -> list[str]:
     mine = trial.federation.node_ids[HOSTILE]
     problems = []
     for number, metrics in progress.train.items() if progress else []:
+        if metrics["skipped"]:
+            continue  # nobody had a part in it
         left_out = metrics.get("left-out", [])
         excluded = {"excluded-not-finite", "excluded-wrong-shape"} & set(metrics)
         if not excluded and not (isinstance(left_out, list) and mine in left_out):

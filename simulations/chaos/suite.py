@@ -18,9 +18,11 @@ from simulations.deployment import ROOT, Deployment
 
 _APP = ROOT / "simulations" / "chaos" / "flower-app"
 _DISK_SIZE = "256k"
-# Seconds: while nobody is silent no round lasts so long; where somebody is, so many
-# rounds' worth of waiting is enough, and at least so many seconds.
-_LONG_TIMEOUT, _ROUNDS_WAITED, _SHORT_TIMEOUT = 300.0, 3.0, 60.0
+# Seconds. While nobody is silent no round lasts as long as the first; where somebody is,
+# so many rounds' worth of waiting is enough. Never less than the last: the SuperLink takes
+# a minute to see that a SuperNode is dead, and if the round were over before, the next one
+# would begin with nodes that are not there.
+_LONG_TIMEOUT, _ROUNDS_WAITED, _SHORT_TIMEOUT = 300.0, 3.0, 120.0
 
 Say = Callable[[str], None]
 
