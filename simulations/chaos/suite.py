@@ -18,10 +18,10 @@ from simulations.deployment import ROOT, Deployment
 
 _APP = ROOT / "simulations" / "chaos" / "flower-app"
 _DISK_SIZE = "256k"
-# Seconds. While nobody is silent no round lasts as long as the first; where somebody is,
-# so many rounds' worth of waiting is enough. Never less than the last: the SuperLink takes
-# a minute to see that a SuperNode is dead, and if the round were over before, the next one
-# would begin with nodes that are not there.
+# Seconds. While nobody is silent no round lasts as long as the first; where somebody
+# is, so many rounds' worth of waiting is enough. Never less than the last: it takes the
+# SuperLink a minute to see that a SuperNode is dead, and if the round were over before,
+# the next one would begin with nodes that are not there.
 _LONG_TIMEOUT, _ROUNDS_WAITED, _SHORT_TIMEOUT = 300.0, 3.0, 120.0
 
 Say = Callable[[str], None]
