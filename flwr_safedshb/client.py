@@ -39,6 +39,7 @@ from flwr_safedshb.steps import Arrays, Ask, Scalar, Step, fit_together
 __all__ = ["PrivateClientApp", "RefusedError", "SafeDSHBClient", "client_app"]
 
 _MAX_SESSION = 64
+_METRICS = MetricRecord({"num-examples": 0})
 
 
 class SafeDSHBClient(NumPyClient):
@@ -206,8 +207,8 @@ class PrivateClientApp(ClientApp):
         list of (reply, or what the app would have raised)
         """
         results: list[Message | Exception | None] = [None] * len(messages)
-        clients: dict[int, SafeDSHBClient] = {}
-        asks: dict[int, Ask] = {}
+        asked: dict[int, tuple[SafeDSHBClient, ArrayRecord]] = {}
+        asks: list[Ask] = []
         models: dict[tuple[int, ...], Arrays] = {}
         for i, (message, context) in enumerate(zip(messages, contexts, strict=True)):
             try:
@@ -216,16 +217,19 @@ class PrivateClientApp(ClientApp):
                 model = models.get(key) or models.setdefault(key, _decoded(arrays))
                 client = self._made(context)
                 if type(client).fit is SafeDSHBClient.fit:
-                    clients[i], asks[i] = client, Ask(client, model, config)
+                    asked[i] = client, arrays
+                    asks.append(Ask(client, model, config))
                 else:
-                    results[i] = _reply(message, *client.fit(model, config)[:2])
+                    fitted = client.fit(model, config)
+                    results[i] = _reply(message, arrays, *fitted[:2])
             except Exception as error:
                 results[i] = error
-        for i, momentum in zip(asks, fit_together(list(asks.values())), strict=True):
+        for i, momentum in zip(asked, fit_together(asks), strict=True):
+            client, arrays = asked[i]
             results[i] = (
                 momentum
                 if isinstance(momentum, RefusedError)
-                else _reply(messages[i], momentum, clients[i].plan.num_examples)
+                else _reply(messages[i], arrays, momentum, client.plan.num_examples)
             )
         return [result for result in results if result is not None]
 
@@ -243,7 +247,7 @@ class PrivateClientApp(ClientApp):
     def _train(self, message: Message, context: Context) -> Message:
         arrays, config = _content(message)
         client = self._made(context)
-        return _reply(message, *client.fit(_decoded(arrays), config)[:2])
+        return _reply(message, arrays, *client.fit(_decoded(arrays), config)[:2])
 
     def _evaluate(self, message: Message, context: Context) -> Message:
         arrays, config = _content(message)
@@ -269,12 +273,14 @@ def _decoded(arrays: ArrayRecord) -> Arrays:
     return [npy.decode(array) for array in arrays.values()]
 
 
-def _reply(message: Message, momentum: Arrays, num_examples: int) -> Message:
-    arrays, _ = _content(message)
+def _reply(
+    message: Message, arrays: ArrayRecord, momentum: Arrays, num_examples: int
+) -> Message:
+    """Return the momentum under the names of the model's arrays."""
     layers = zip(arrays, momentum, strict=True)
     records = {
         "arrays": refilled(arrays, {name: npy.encode(layer) for name, layer in layers}),
-        "metrics": MetricRecord({"num-examples": num_examples}),
+        "metrics": refilled(_METRICS, {"num-examples": num_examples}),
     }
     return Message(refilled(message.content, records), reply_to=message)
 

@@ -14,6 +14,9 @@ from flwr_safedshb.memory import Vector
 from flwr_safedshb.privacy.gradients import ClippedGradients, Loss
 from flwr_safedshb.privacy.plan import Clipping
 
+# Types of values that torch and numpy hold alike.
+_SHARED = frozenset({torch.float32, torch.float64, torch.int64, torch.bool})
+
 
 class Prepared:
     """A model with its hooks, and where its parameters are among the arrays sent."""
@@ -30,7 +33,11 @@ class Prepared:
     def load(self, parameters: list[NDArray[np.generic]]) -> None:
         """Give the model the weights that were sent."""
         for entry, array in zip(self._entries, parameters, strict=True):
-            entry.detach().copy_(torch.from_numpy(array.copy()))
+            held = entry.detach()
+            if held.device.type == "cpu" and held.dtype in _SHARED:
+                np.copyto(held.numpy(), array, casting="same_kind")
+            else:
+                held.copy_(torch.from_numpy(array.copy()))
 
     def flatten(self, gradient: list[Vector]) -> NDArray[np.float64]:
         """Return the gradient, (d,), with zeros where nothing is trained."""

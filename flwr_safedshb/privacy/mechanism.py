@@ -129,10 +129,8 @@ def private_gradients(
             "because it may quote them: call ClippedGradients on them locally to see it"
         )
     weights = [p for p in gradients.model.parameters() if p.requires_grad]
-    return [
-        _release(mine, weights, draw, weight_decay)
-        for mine, draw in zip(sums, draws, strict=True)
-    ]
+    released = [_release(*pair) for pair in zip(sums, draws, strict=True)]
+    return _layers(released, weights, weight_decay)
 
 
 def _check(
@@ -197,12 +195,7 @@ def _chosen(dataset: Data, batch: npt.NDArray[np.int64]) -> Example:
     return inputs, targets
 
 
-def _release(
-    total: npt.NDArray[np.floating],
-    weights: Sequence[torch.Tensor],
-    draw: Draw,
-    weight_decay: float,
-) -> Layers:
+def _release(total: npt.NDArray[np.floating], draw: Draw) -> npt.NDArray[np.float32]:
     """(1/b) total + noise, in float64 until the end (Alg. 1, line 3)."""
     plan = draw.plan
     for start in range(0, len(total), _BLOCK):
@@ -210,14 +203,25 @@ def _release(
         noisy = draw.randomness.gaussian(len(block), plan.noise_std)
         noisy += block / np.float64(plan.batch_size)
         block[:] = noisy
-    released = total.astype(np.float32, copy=False)
-    layers, start = [], 0
+    return total.astype(np.float32, copy=False)
+
+
+def _layers(
+    vectors: Sequence[npt.NDArray[np.float32]],
+    weights: Sequence[torch.Tensor],
+    weight_decay: float,
+) -> list[Layers]:
+    """Return each vector, (d,), in the shapes of the weights, with weight decay."""
+    layers: list[Layers] = [[] for _ in vectors]
+    start = 0
     for weight in weights:
         stop = start + weight.numel()
-        layer = released[start:stop].reshape(weight.shape)
-        if weight_decay:
-            layer += weight_decay * _flat(weight).reshape(weight.shape)
-        layers.append(layer)
+        shape = tuple(weight.shape)
+        decay = weight_decay * _flat(weight) if weight_decay else None
+        for vector, mine in zip(vectors, layers, strict=True):
+            if decay is not None:
+                vector[start:stop] += decay
+            mine.append(vector[start:stop].reshape(shape))
         start = stop
     return layers
 
