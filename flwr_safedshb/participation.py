@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from logging import INFO
@@ -84,8 +85,8 @@ class Participation:
         if not self.node_timeout >= 0.0:
             raise ValueError(f"node_timeout={self.node_timeout} must be at least 0")
 
-    def gather(self, grid: Grid, rng: np.random.Generator) -> Cohort:
-        """Wait for nodes and choose those of a round.
+    def gather(self, grid: Grid, rng: Callable[[], np.random.Generator]) -> Cohort:
+        """Wait for nodes and choose those of a round, with `rng` where it must.
 
         Raises
         ------
@@ -109,7 +110,7 @@ class Participation:
                 "majority of honest ones: raise fraction_train, or lower "
                 "num_malicious_nodes or participation_confidence"
             )
-        chosen = rng.choice(len(nodes), size, replace=False)
+        chosen = rng().choice(len(nodes), size, replace=False)
         return Cohort(sorted(nodes[i] for i in chosen), bound, self.confidence)
 
 

@@ -330,7 +330,7 @@ class SafeDSHB(FedAvg):
 
     def _gather(self, grid: Grid, step: int) -> Cohort:
         try:
-            return self.participation.gather(grid, self._rng(_NODES, step))
+            return self.participation.gather(grid, lambda: self._rng(_NODES, step))
         except ValueError as error:
             if step == self._offset:
                 raise
