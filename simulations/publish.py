@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
+
+from PIL import Image
 
 
 def publish(
@@ -32,7 +33,9 @@ def publish(
     for caption, source in (figures or {}).items():
         target = page.parent / "images" / f"{name}_{source.name}"
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
+        # With a palette, which is plenty for lines: pages on phones stay light.
+        with Image.open(source) as picture:
+            picture.convert("RGB").quantize(64).save(target, optimize=True)
         shown.append(f"![{caption}](images/{target.name})")
     between = re.compile(f"{re.escape(begin)}.*{re.escape(end)}", flags=re.DOTALL)
     new = "\n\n".join([begin, *shown, end])
