@@ -19,7 +19,7 @@ from flwr_safedshb.privacy.mechanism import (
     PrivateDataError,
     private_gradient,
 )
-from flwr_safedshb.privacy.noise import SecureRandomness, SeededRandomness
+from flwr_safedshb.privacy.noise import Randomness, SecureRandomness, SeededRandomness
 from flwr_safedshb.privacy.plan import Clipping, PrivacyPlan, Sampling
 from flwr_safedshb.privacy.sampling import sample
 
@@ -113,6 +113,19 @@ def test_is_the_literal_mean_plus_the_noise_of_the_source(
 
 def p_value(draws: npt.NDArray[np.float64], std: float) -> float:
     return float(stats.kstest(draws, "norm", args=(0.0, std)).pvalue)
+
+
+def test_what_a_private_source_releases_is_on_a_grid_of_the_plan_alone() -> None:
+    net, examples, p = model(), data(), plan()
+    grid = 2.0 ** np.floor(np.log2(p.noise_std)) / 2**24
+
+    def off_grid(source: Randomness) -> int:
+        released = flat(private_gradient((net, LOSS), examples, p, source))
+        return int(np.count_nonzero(released.astype(np.float64) % grid))
+
+    assert not any(off_grid(SecureRandomness()) for _ in range(50))
+    # What the rounding is for: float32 alone keeps finer values near zero.
+    assert any(off_grid(SeededRandomness(seed)) for seed in range(50))
 
 
 @pytest.mark.parametrize("case", ["zero gradients", "empty batches"])

@@ -2,6 +2,7 @@ import copy
 import hashlib
 import inspect
 import itertools
+import math
 import os
 import pickle
 import time
@@ -55,28 +56,49 @@ def test_draws_are_independent(source: Randomness) -> None:
 
 
 @pytest.mark.usefixtures("fixed_entropy")
+@pytest.mark.parametrize("source", [SecureRandomness(), SeededRandomness(5)])
+def test_values_that_share_draws_are_independent(source: Randomness) -> None:
+    # Parts of one call, as which both sources compute their values.
+    quarters = source.gaussian(4 * DRAWS, 1.0).reshape(4, DRAWS)
+    for powers in (quarters, quarters**2, abs(quarters)):
+        correlations = np.corrcoef(powers) - np.eye(4)
+        assert abs(correlations).max() < 4 / np.sqrt(DRAWS)
+
+
 def test_each_secure_value_is_half_a_sum_of_four(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Ones:
-        calls = 0
+    class Given:
+        """Draws one of the four values as 1, in turns, and the others as 0."""
 
-        def standard_normal(
-            self,
-            size: int | None = None,
-            out: np.ndarray[tuple[int], np.dtype[np.float64]] | None = None,
-        ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-            self.calls += 1
-            if out is None:
-                assert size is not None
-                return np.ones(size)
-            out[:] = 1.0
-            return out
+        def standard_normal(self, shape: tuple[int, int]) -> object:
+            assert shape == (4, 4)
+            return np.eye(4)
 
-    ones = Ones()
-    monkeypatch.setattr(SecureRandomness, "_generator", lambda self: ones)
-    assert SecureRandomness().gaussian(3, 0.5).tolist() == [1.0, 1.0, 1.0]
-    assert ones.calls == 4
+    monkeypatch.setattr(SecureRandomness, "_generator", lambda self: Given())
+    noise = SecureRandomness().gaussian(16, 6.0)
+    signs = noise.reshape(4, 4) / 3.0  # which draws, in what sense, are in each value
+    assert set(signs.ravel()) == {-1.0, 1.0}
+    # Orthogonal: a rotation of independent Gaussians.
+    np.testing.assert_array_equal(signs @ signs.T, 4 * np.eye(4))
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 4095, 4096, 4097])
+@pytest.mark.parametrize("source", [SecureRandomness(), SeededRandomness(5)])
+def test_as_many_values_as_asked_for(source: Randomness, size: int) -> None:
+    draws = source.gaussian(size, 1.0)
+    assert draws.shape == (size,)
+    assert len(set(draws)) == size
+
+
+@pytest.mark.parametrize("std", [1.0, 0.999, 0.08, 3.0, 1e-30])
+def test_rounding_keeps_24_bits_below_the_deviation(std: float) -> None:
+    rng = np.random.default_rng(0)
+    values = rng.normal(scale=std, size=1000)
+    grid = 2.0 ** np.floor(np.log2(std)) / 2**24
+    assert std / 2**25 < grid <= std / 2**24
+    expected = np.array([round(float(v / grid)) * grid for v in values])
+    np.testing.assert_array_equal(noise.rounded(values.copy(), std), expected)
 
 
 def test_only_the_secure_source_is_private() -> None:
@@ -161,6 +183,22 @@ def test_seeded_values_are_pinned() -> None:
     )
     expected = generator.standard_normal(5) * 0.5
     np.testing.assert_array_equal(source.gaussian(5, 0.5), expected)
+
+
+def test_many_seeded_values_are_pinned() -> None:
+    # Literally Box and Muller's pairs, from numpy's documented stream.
+    size, std = 5001, 0.5
+    sequence = np.random.SeedSequence(7, spawn_key=(3, 11))
+    words = np.random.PCG64(sequence).random_raw(2501)
+    halves = [half for word in words for half in (word & 0xFFFFFFFF, word >> 32)]
+    expected = np.empty(5002)
+    for i in range(2501):
+        radius = std * math.sqrt(-2 * math.log((int(halves[i]) + 0.5) / 2**32))
+        angle = 2 * math.pi * int(halves[2501 + i]) / 2**32
+        expected[i] = radius * math.cos(angle)
+        expected[2501 + i] = radius * math.sin(angle)
+    draws = SeededRandomness(7).for_step(node=3, step=11).gaussian(size, std)
+    np.testing.assert_allclose(draws, expected[:size], atol=2e-6)
 
 
 @pytest.mark.parametrize(("seed", "node", "step"), [(-1, 0, 0), (0, -1, 0), (0, 0, -1)])

@@ -22,7 +22,7 @@ from flwr_safedshb.privacy.gradients import (
     Loss,
     UnsupportedModelError,
 )
-from flwr_safedshb.privacy.noise import Randomness
+from flwr_safedshb.privacy.noise import Randomness, rounded
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.sampling import sample
 
@@ -32,7 +32,7 @@ Layers = list[npt.NDArray[np.float32]]
 
 # Values that get their noise at a time: few, so that they stay in the cache and the
 # noise takes little memory beside the model.
-_BLOCK = 2**16
+BLOCK = 2**16
 
 
 class PrivateDataError(RuntimeError):
@@ -198,11 +198,13 @@ def _chosen(dataset: Data, batch: npt.NDArray[np.int64]) -> Example:
 def _release(total: npt.NDArray[np.floating], draw: Draw) -> npt.NDArray[np.float32]:
     """(1/b) total + noise, in float64 until the end (Alg. 1, line 3)."""
     plan = draw.plan
-    for start in range(0, len(total), _BLOCK):
-        block = total[start : start + _BLOCK]
+    # Seeded noise protects nobody, and need not pay for it.
+    hides = draw.randomness.private and plan.noise_std > 0
+    for start in range(0, len(total), BLOCK):
+        block = total[start : start + BLOCK]
         noisy = draw.randomness.gaussian(len(block), plan.noise_std)
         noisy += block / np.float64(plan.batch_size)
-        block[:] = noisy
+        block[:] = rounded(noisy, plan.noise_std) if hides else noisy
     return total.astype(np.float32, copy=False)
 
 

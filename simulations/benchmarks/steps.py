@@ -28,7 +28,7 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
 
 from flwr_safedshb.privacy.gradients import ClippedGradients
-from flwr_safedshb.privacy.mechanism import private_gradient
+from flwr_safedshb.privacy.mechanism import BLOCK, private_gradient
 from flwr_safedshb.privacy.noise import SecureRandomness, SeededRandomness
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.sampling import sample
@@ -143,7 +143,8 @@ def seconds(name: str, enough: float) -> dict[str, float]:
     source, plan = SecureRandomness(), task.plan()
     size = sum(p.numel() for p in task.make().parameters())
     steps["batch"] = lambda: sample(plan, source)
-    steps["noise"] = lambda: source.gaussian(size, plan.noise_std)
+    blocks = [min(BLOCK, size - start) for start in range(0, size, BLOCK)]
+    steps["noise"] = lambda: [source.gaussian(b, plan.noise_std) for b in blocks]
     for step in steps.values():
         step()
     turns = in_turns(steps, enough, most=1000)
