@@ -24,8 +24,8 @@ class BatchedGrid(InProcessGrid):
 
     def answer(self, messages: list[Message]) -> list[Message]:
         """Return the replies to messages, in their order."""
-        training = all(m.metadata.message_type == MessageType.TRAIN for m in messages)
-        if not training or not isinstance(self._app, PrivateClientApp):
+        kinds = {message.metadata.message_type for message in messages}
+        if kinds != {MessageType.TRAIN} or not isinstance(self._app, PrivateClientApp):
             return super().answer(messages)
         with _uncollected():
             return self._together(self._app, messages)

@@ -51,7 +51,12 @@ def decode(array: Array) -> NDArray[np.generic]:
     ValueError
         If the bytes are not those of a plain array.
     """
-    (shape, fortran_order, dtype), start = split(array)
+    return read(array, *split(array))
+
+
+def read(array: Array, header: Header, start: int) -> NDArray[np.generic]:
+    """Return what `decode` returns, of an array that was split already."""
+    shape, fortran_order, dtype = header
     if dtype.hasobject:
         raise ValueError("an array of objects")
     values = np.frombuffer(array.data, dtype, offset=start)

@@ -127,12 +127,13 @@ class Template:
 
 
 def _decoded(array: Array, shape: tuple[int, ...]) -> NDArray[np.float32] | Excluded:
-    (found, _, dtype), _ = npy.split(array)
+    header, start = npy.split(array)
+    found, _, dtype = header
     if dtype != DTYPE:
         return Excluded("wrong-dtype")
     if found != shape:
         return Excluded("wrong-shape")
-    layer = npy.decode(array).view(np.float32)
+    layer = npy.read(array, header, start).view(np.float32)
     return layer if np.isfinite(layer).all() else Excluded("not-finite")
 
 

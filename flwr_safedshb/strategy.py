@@ -33,6 +33,7 @@ from flwr_safedshb.aggregation.rule import Rule
 from flwr_safedshb.checkpoint import Progress, load, save
 from flwr_safedshb.delivery import CarefulGrid
 from flwr_safedshb.participation import Cohort, Participation, wait_for_nodes
+from flwr_safedshb.records import refilled
 from flwr_safedshb.rounds import conclude, medians, screen_all, stepped
 from flwr_safedshb.schedules import Schedule, learning_rate_at, momentum_at
 from flwr_safedshb.screening import Template
@@ -250,17 +251,18 @@ class SafeDSHB(FedAvg):
             self._save(progress)
         self._cohort = self._gather(grid, step)
         log(INFO, "configure_train: %s", self._cohort)
-        asked = ConfigRecord(
-            {
-                **config,
-                "server-round": step + 1,
-                "step": step,
-                "momentum": self._rates(step)[1],
-                "session": progress.session,
-                # The step before this one may have to be taken up again.
-                "anchor": due,
-            }
-        )
+        # These and the metrics are of known types; Flower's checks of every entry take
+        # a twentieth of a small round.
+        entries = {
+            **config,
+            "server-round": step + 1,
+            "step": step,
+            "momentum": self._rates(step)[1],
+            "session": progress.session,
+            # The step before this one may have to be taken up again.
+            "anchor": due,
+        }
+        asked = refilled(config, entries)
         content = RecordDict(
             {self.arrayrecord_key: arrays, self.configrecord_key: asked}
         )
@@ -285,14 +287,13 @@ class SafeDSHB(FedAvg):
             arrays = stepped(progress.arrays, outcome.direction, rate)
             if arrays is None:
                 log(WARNING, "Round skipped: the step would leave the range of numbers")
-        metrics = MetricRecord(
-            {
-                **outcome.metrics,
-                "skipped": int(arrays is None),
-                "learning-rate": rate,
-                "momentum": momentum,
-            }
-        )
+        findings = {
+            **outcome.metrics,
+            "skipped": int(arrays is None),
+            "learning-rate": rate,
+            "momentum": momentum,
+        }
+        metrics = refilled(MetricRecord(), findings)
         progress.step += 1
         progress.arrays = progress.arrays if arrays is None else arrays
         progress.train[progress.step] = metrics
