@@ -35,7 +35,8 @@ def test_red_teaming_prints_its_table() -> None:
         assert found["SafeDSHB", attack] > 0.8
     assert found["FedAvg", "FarCluster"] < 0.5
     assert found["FedMedian", "NonFinite"] < 0.2
-    assert len((folder / "attack.py").read_text().splitlines()) < 30
+    lines = (folder / "attack.py").read_text().splitlines()
+    assert sum(map(bool, lines)) <= 20
 
 
 def test_the_notebook_runs_and_draws() -> None:

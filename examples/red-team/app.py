@@ -1,5 +1,7 @@
 """An ordinary Flower app, and the same task for Safe-DSHB: handwritten digits."""
 
+import logging
+
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -8,6 +10,7 @@ from sklearn.datasets import load_digits
 from flwr_safedshb import PrivacyPlan, SafeDSHBClient, SeededRandomness, client_app
 
 NODES = 10
+logging.getLogger("flwr").setLevel(logging.CRITICAL)  # a table is enough
 torch.set_num_threads(1)  # one is faster for so small a model
 images, labels = map(torch.tensor, load_digits(return_X_y=True))
 images = images.float() / 16

@@ -1,13 +1,10 @@
 """Which strategies survive three colluding nodes of ten? ``python attack.py``."""
 
-import logging
-
 from app import NODES, accuracy, initial, ordinary, private
 from flwr.serverapp.strategy import FedAvg, FedMedian, Krum
 
 from flwr_safedshb import AdversarialGrid, InProcessGrid, SafeDSHB, aggregation, attacks
 
-logging.getLogger("flwr").setLevel(logging.CRITICAL)  # the table is enough
 TRAIN = {"fraction_evaluate": 0.0}
 SMEA = aggregation.SMEA()
 STRATEGIES = {  # with the client that each one needs, and the rule adversaries expect
