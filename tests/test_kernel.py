@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from flwr_safedshb.aggregation import kernel, primitives
+from flwr_safedshb.aggregation import kernel, levels, primitives
 from flwr_safedshb.aggregation.compiled import COMPILED
 from tests.oracles import Floats, subsets
 
@@ -90,11 +90,11 @@ def test_decides_what_looking_at_every_submatrix_decides(kind: str) -> None:
         exists = any(
             definite(matrix[np.ix_(s, s)]) for s in map(list, subsets(c, needed))
         )
-        stack = kernel.new_stack(matrix, needed, np.arange(c))
+        stack = levels.new_stack(matrix, needed, np.arange(c))
         state = kernel.advance(stack, 100_000)
         verdicts[state] += 1
         if state == kernel.FOUND:
-            rows = kernel.found(stack)
+            rows = levels.found(stack)
             assert len(rows) >= needed
             assert definite(matrix[np.ix_(rows, rows)])
         assert exists == (state == kernel.FOUND)
@@ -115,9 +115,9 @@ def test_finds_the_only_three_that_may_go() -> None:
             continue
         tried += 1
         matrix = np.linalg.inv(inverse)
-        stack = kernel.new_stack(0.5 * (matrix + matrix.T), c - 3, np.arange(c))
+        stack = levels.new_stack(0.5 * (matrix + matrix.T), c - 3, np.arange(c))
         assert kernel.advance(stack, 1000) == kernel.FOUND
-        assert sorted(kernel.found(stack)) == list(range(3, c))
+        assert sorted(levels.found(stack)) == list(range(3, c))
     assert tried >= 10
 
 
@@ -129,10 +129,10 @@ def test_goes_on_to_every_other_solution(seed: int) -> None:
     points = rng.normal(size=(c, 5))
     matrix = 1.0 + np.eye(c) - points @ points.T / 2.5
     expected = {tuple(s) for s in subsets(c, needed) if definite(matrix[np.ix_(s, s)])}
-    stack = kernel.new_stack(matrix, needed, np.arange(c))
+    stack = levels.new_stack(matrix, needed, np.arange(c))
     seen = set()
     while kernel.advance(stack, 100_000) == kernel.FOUND:
-        rows = sorted(kernel.found(stack).tolist())
+        rows = sorted(levels.found(stack).tolist())
         seen |= {tuple(s) for s in combinations(rows, needed)}
         kernel.doubt(stack)
     assert seen == expected

@@ -30,105 +30,46 @@ without it. M itself is safe: along the path to a positive definite submatrix it
 updates are those of a Cholesky factorisation.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation.compiled import compiled
+from flwr_safedshb.aggregation.levels import (
+    AND_WITHOUT,
+    CANDIDATES,
+    DOUBTFUL,
+    LEVEL,
+    NEEDED,
+    NEGATIVE,
+    NODES,
+    PIVOT,
+    TINY,
+    TRUST,
+    UNCHECKED,
+    UNKNOWN,
+    WITHOUT,
+    Stack,
+    check_inverse,
+    exclude,
+    include,
+    refresh,
+)
 from flwr_safedshb.aggregation.primitives import (
     NONE,
     SOME,
     IntArray,
     conflicts,
-    eliminate,
     find_pair,
     highest,
     lowest,
     partners,
-    residual,
 )
 from flwr_safedshb.gram import FloatArray
 
 # What a step of the search ended with.
 EXHAUSTED, OUT_OF_NODES, FOUND, PRUNED, OPEN, CHANGED = 0, 1, 2, 3, 4, 5
-# Columns of Stack.counts. NEGATIVE may be UNKNOWN, not computed, or DOUBTFUL, not to be
-# told from round-off; UNCHECKED is 0, or 1 + the row where V was last changed; a find
-# while NEGATIVE > 0 is that of all candidates but the rows WITHOUT and AND_WITHOUT.
-CANDIDATES, NEEDED, INCLUDED, NEGATIVE, UNCHECKED, PIVOT = 0, 1, 2, 3, 4, 5
-WITHOUT, AND_WITHOUT = 6, 7
-UNKNOWN, DOUBTFUL = -1, -2
-# Entries of Stack.cursor.
-LEVEL, NODES = 0, 1
-
-# A submatrix with an eigenvalue below TINY may be missed: a set better than t by a
-# factor of less than 1 - TINY.
-TINY = 1e-11
-TRUST = 1e-8
-DRIFT = 1e-7
-# An exclusion that can magnify round-off in V by more than this is checked at once,
-# others before V is used to conclude.
-GROWTH = 1e3
 # Preference for pivots whose exclusion is costly; of 0 to 1, this visited fewest nodes.
 COSTLY = 0.25
-
-
-class Stack(NamedTuple):
-    """Depth-first search: one level for each inclusion that can still be undone.
-
-    Attributes
-    ----------
-    schur, inverse : (levels, c, c) arrays
-        M and V on the candidates of each level, in the leading rows and columns.
-    ids : (levels, c) array
-        Which candidate each row stands for.
-    kinds : (c,) array
-        Candidates of one kind are equal vectors: any of them may stand for another.
-    included : (c,) array
-        Candidates included so far; a level owns the first `counts[level, INCLUDED]`.
-    counts : (levels, 8) array
-    cursor : (2,) array
-        Current level, nodes visited.
-    """
-
-    schur: FloatArray
-    inverse: FloatArray
-    ids: IntArray
-    kinds: IntArray
-    included: IntArray
-    counts: IntArray
-    cursor: IntArray
-
-
-def new_stack(matrix: FloatArray, needed: int, kinds: IntArray) -> Stack:
-    """Return a search over the rows of M, (c, c), of which `needed` are wanted."""
-    c = len(matrix)
-    levels = needed + 1
-    stack = Stack(
-        schur=np.empty((levels, c, c)),
-        inverse=np.empty((levels, c, c)),
-        ids=np.empty((levels, c), np.int64),
-        kinds=kinds,
-        included=np.empty(c, np.int64),
-        counts=np.zeros((levels, 8), np.int64),
-        cursor=np.zeros(2, np.int64),
-    )
-    stack.schur[0] = matrix
-    stack.ids[0] = np.arange(c)
-    stack.counts[0] = (c, needed, 0, UNKNOWN, 0, 0, 0, 0)
-    return stack
-
-
-def found(stack: Stack) -> IntArray:
-    """Return the rows of a set that was found; more than needed if all of them do."""
-    counts = stack.counts[stack.cursor[LEVEL]]
-    included = stack.included[: counts[INCLUDED]]
-    if counts[NEEDED] == 0:
-        return included.copy()
-    rows = np.arange(counts[CANDIDATES])
-    if counts[NEGATIVE] > 0:
-        rows = np.setdiff1d(rows, counts[[WITHOUT, AND_WITHOUT]])
-    return np.append(included, stack.ids[stack.cursor[LEVEL], rows])
 
 
 def doubt(stack: Stack) -> None:
@@ -138,11 +79,6 @@ def doubt(stack: Stack) -> None:
         backtrack(stack)
     else:
         counts[NEGATIVE] = DOUBTFUL
-
-
-def close(stack: Stack, level: int) -> None:
-    """Mark a level as one that leads nowhere."""
-    stack.counts[level, NEEDED] = stack.counts[level, CANDIDATES] + 1
 
 
 @compiled
@@ -176,10 +112,10 @@ def backtrack(stack: Stack) -> None:
     if level >= 0:
         pivot = stack.counts[level, PIVOT]
         kind = stack.kinds[stack.ids[level, pivot]]
-        _exclude(stack, level, pivot)
+        exclude(stack, level, pivot)
         for row in range(stack.counts[level, CANDIDATES] - 1, -1, -1):
             if stack.kinds[stack.ids[level, row]] == kind:
-                _exclude(stack, level, row)
+                exclude(stack, level, row)
 
 
 @compiled
@@ -196,11 +132,11 @@ def _settle(stack: Stack, level: int) -> int:
             return FOUND
         row = lowest(matrix, c)
         if matrix[row, row] <= TINY:
-            _exclude(stack, level, row)
+            exclude(stack, level, row)
             continue
         if counts[UNCHECKED]:
-            _check_inverse(stack, level)
-        if counts[NEGATIVE] == UNKNOWN and _refresh(stack, level) > slack:
+            check_inverse(stack, level)
+        if counts[NEGATIVE] == UNKNOWN and refresh(stack, level) > slack:
             return PRUNED
         negative = counts[NEGATIVE]
         if negative == 0:
@@ -214,7 +150,7 @@ def _settle(stack: Stack, level: int) -> int:
         degrees, scores = conflicts(matrix, c)
         busiest = int(np.argmax(degrees))
         if degrees[busiest] > slack:
-            _exclude(stack, level, busiest)
+            exclude(stack, level, busiest)
             continue
         if degrees[busiest] > 0:
             if _matching_exceeds(matrix[:c, :c], degrees, slack):
@@ -286,7 +222,7 @@ def _include_all(stack: Stack, level: int, rows: NDArray[np.bool_]) -> int:
             return PRUNED
         if stack.counts[level, NEEDED] == 0:
             return PRUNED
-        _include(stack, level, row)
+        include(stack, level, row)
         state = CHANGED
     return state
 
@@ -321,79 +257,5 @@ def _descend(stack: Stack, level: int) -> None:
     stack.inverse[level + 1, :c, :c] = stack.inverse[level, :c, :c]
     stack.ids[level + 1, :c] = stack.ids[level, :c]
     stack.counts[level + 1] = stack.counts[level]
-    _include(stack, level + 1, pivot)
+    include(stack, level + 1, pivot)
     stack.cursor[LEVEL] = level + 1
-
-
-@compiled
-def _include(stack: Stack, level: int, row: int) -> None:
-    counts = stack.counts[level]
-    c = counts[CANDIDATES]
-    eliminate(stack.schur[level], c, row)
-    stack.included[counts[INCLUDED]] = stack.ids[level, row]
-    counts[INCLUDED] += 1
-    counts[NEEDED] -= 1
-    if counts[NEGATIVE] == DOUBTFUL:
-        counts[NEGATIVE] = UNKNOWN
-    _drop(stack, level, row)
-
-
-@compiled
-def _exclude(stack: Stack, level: int, row: int) -> None:
-    counts = stack.counts[level]
-    c = counts[CANDIDATES]
-    inverse = stack.inverse[level]
-    known = counts[NEGATIVE] >= 0 and abs(inverse[row, row]) >= TRUST
-    if not known:
-        counts[NEGATIVE] = UNKNOWN
-    elif inverse[row, row] < 0:
-        counts[NEGATIVE] -= 1
-    # Where that leaves more negative eigenvalues than slack, the level is done with.
-    if known and counts[NEGATIVE] < c - counts[NEEDED]:
-        growth = np.square(inverse[row, :c]).max() / abs(inverse[row, row])
-        eliminate(inverse, c, row)
-        counts[UNCHECKED] = row + 1
-        _drop(stack, level, row)
-        if growth > GROWTH:
-            _check_inverse(stack, level)
-    else:
-        _drop(stack, level, row)
-
-
-@compiled
-def _check_inverse(stack: Stack, level: int) -> None:
-    """Check V M = I on the row that moved last; V is not known any more if it fails."""
-    counts = stack.counts[level]
-    c = counts[CANDIDATES]
-    if counts[NEGATIVE] >= 0 and c > 0:
-        row = min(counts[UNCHECKED] - 1, c - 1)
-        if not residual(stack.inverse[level], stack.schur[level], c, row) <= DRIFT:
-            counts[NEGATIVE] = UNKNOWN
-    counts[UNCHECKED] = 0
-
-
-@compiled
-def _drop(stack: Stack, level: int, row: int) -> None:
-    """Take a row and column out of M and V; the last ones take their place."""
-    c = stack.counts[level, CANDIDATES]
-    for matrix in (stack.schur[level], stack.inverse[level]):
-        matrix[row, :c] = matrix[c - 1, :c]
-        matrix[:c, row] = matrix[:c, c - 1]
-    stack.ids[level, row] = stack.ids[level, c - 1]
-    stack.counts[level, CANDIDATES] = c - 1
-
-
-@compiled
-def _refresh(stack: Stack, level: int) -> int:
-    """Compute V anew; return how many eigenvalues of M are certainly negative."""
-    c = stack.counts[level, CANDIDATES]
-    stack.counts[level, UNCHECKED] = 0
-    values, vectors = np.linalg.eigh(stack.schur[level, :c, :c])
-    scale = max(1.0, np.abs(values).max())
-    certain = int((values < -TINY * scale).sum())
-    if np.abs(values).min() > TRUST * scale:
-        stack.inverse[level, :c, :c] = (vectors / values) @ vectors.T
-        stack.counts[level, NEGATIVE] = certain
-    else:
-        stack.counts[level, NEGATIVE] = DOUBTFUL
-    return certain

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from flwr_safedshb.aggregation import kernel
+from flwr_safedshb.aggregation import kernel, levels
 from flwr_safedshb.aggregation.incumbent import (
     RESOLUTION,
     Subset,
@@ -153,18 +153,18 @@ def _improve_root(
     gram = 0.5 * (radii[:, None] + radii - best.distances[np.ix_(rest, rest)])
 
     threshold = _threshold(best, target)
-    stack = kernel.new_stack(_matrix(gram, threshold), m - 1, kinds[rest])
+    stack = levels.new_stack(_matrix(gram, threshold), m - 1, kinds[rest])
     while True:
-        before = int(stack.cursor[kernel.NODES])
+        before = int(stack.cursor[levels.NODES])
         state = kernel.advance(stack, budget.grant())
-        budget.nodes -= int(stack.cursor[kernel.NODES]) - before
+        budget.nodes -= int(stack.cursor[levels.NODES]) - before
         if state == kernel.EXHAUSTED:
             return True
         if state == kernel.OUT_OF_NODES:
             if budget.grant() == 0:
                 return False
             continue
-        members = np.append(root, rest[kernel.found(stack)])
+        members = np.append(root, rest[levels.found(stack)])
         if best.offer(members, threshold):
             threshold = _threshold(best, target)
             _rebuild(stack, _matrix(gram, threshold))
@@ -180,19 +180,19 @@ def _matrix(gram: FloatArray, threshold: float) -> FloatArray:
     return 1.0 + np.eye(len(gram)) - gram / threshold
 
 
-def _rebuild(stack: kernel.Stack, matrix: FloatArray) -> None:
+def _rebuild(stack: levels.Stack, matrix: FloatArray) -> None:
     """Put the levels of a running search onto the matrix of a lower threshold."""
-    for level in range(int(stack.cursor[kernel.LEVEL]) + 1):
+    for level in range(int(stack.cursor[levels.LEVEL]) + 1):
         counts = stack.counts[level]
-        c = counts[kernel.CANDIDATES]
+        c = counts[levels.CANDIDATES]
         rows = stack.ids[level, :c]
-        taken = stack.included[: counts[kernel.INCLUDED]]
-        counts[kernel.NEGATIVE] = kernel.UNKNOWN
+        taken = stack.included[: counts[levels.INCLUDED]]
+        counts[levels.NEGATIVE] = levels.UNKNOWN
         block = matrix[np.ix_(rows, rows)]
         if len(taken):
             inner = matrix[np.ix_(taken, taken)]
-            if np.linalg.eigvalsh(inner)[0] <= kernel.TINY:
-                kernel.close(stack, level)
+            if np.linalg.eigvalsh(inner)[0] <= levels.TINY:
+                levels.close(stack, level)
                 continue
             cross = matrix[np.ix_(taken, rows)]
             block = block - cross.T @ np.linalg.solve(inner, cross)
