@@ -33,7 +33,7 @@ PACKAGES = (
     "numpy",
     "opacus",
     "dp-accounting",
-    "randomgen",
+    "cryptography",
 )
 SEEDED = (
     "The noise of this run was seeded so that it can be repeated: whoever knows the "

@@ -1,5 +1,4 @@
 import copy
-import hashlib
 import inspect
 import itertools
 import math
@@ -9,24 +8,12 @@ import time
 
 import numpy as np
 import pytest
-from randomgen import AESCounter
 from scipy import stats
 
-from flwr_safedshb.privacy import noise
+from flwr_safedshb.privacy import keystream, noise
 from flwr_safedshb.privacy.noise import Randomness, SecureRandomness, SeededRandomness
 
 DRAWS = 60_000
-
-
-@pytest.fixture
-def fixed_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the operating system's entropy the same in every run of a test."""
-    counter = itertools.count()
-
-    def urandom(size: int) -> bytes:
-        return hashlib.shake_128(str(next(counter)).encode()).digest(size)
-
-    monkeypatch.setattr(os, "urandom", urandom)
 
 
 def p_value(draws: np.ndarray[tuple[int], np.dtype[np.float64]], std: float) -> float:
@@ -68,14 +55,8 @@ def test_values_that_share_draws_are_independent(source: Randomness) -> None:
 def test_each_secure_value_is_half_a_sum_of_four(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Given:
-        """Draws one of the four values as 1, in turns, and the others as 0."""
-
-        def standard_normal(self, shape: tuple[int, int]) -> object:
-            assert shape == (4, 4)
-            return np.eye(4)
-
-    monkeypatch.setattr(SecureRandomness, "_generator", lambda self: Given())
+    # Of the four draws of a value, in turns, one is 1 and the others are 0.
+    monkeypatch.setattr(keystream, "normal", lambda count, std: std * np.eye(4).ravel())
     noise = SecureRandomness().gaussian(16, 6.0)
     signs = noise.reshape(4, 4) / 3.0  # which draws, in what sense, are in each value
     assert set(signs.ravel()) == {-1.0, 1.0}
@@ -144,22 +125,6 @@ def test_forked_processes_never_repeat_the_secure_source() -> None:
         os.close(read)
         os.waitpid(pid, 0)
     assert len(draws) == 4
-
-
-def test_each_secure_draw_has_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys: list[int] = []
-
-    def spy(*, key: int) -> object:
-        keys.append(key)
-        return AESCounter(key=key)
-
-    monkeypatch.setattr(noise, "AESCounter", spy)
-    source = SecureRandomness()
-    source.gaussian(3, 1.0)
-    source.subset(10, 2)
-    source.coins(10, 0.5)
-    assert len(set(keys)) == 3
-    assert max(keys) > 2**64  # all 128 bits, not one machine word
 
 
 def test_seeded_step_depends_on_seed_node_and_step_only() -> None:

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from flwr_safedshb.doctor.check import Check
 
 _PACKAGE = "flwr-safedshb"
-_COMPARED = ("flwr", "torch", "opacus", "dp-accounting", "numpy", "randomgen", "scipy")
+_COMPARED = ("flwr", "torch", "opacus", "dp-accounting", "numpy", "scipy")
 # No clock that is right says less: this was written later.
 _EARLIEST = datetime(2026, 1, 1, tzinfo=UTC)
 _MIN_FREE_BYTES = 64 * 1024 * 1024

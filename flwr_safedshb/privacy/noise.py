@@ -7,9 +7,8 @@ noise, so its runs are *not* private and say so through ``private = False``.
 
 Formal guarantees
 -----------------
-- Every draw of `SecureRandomness` starts from its own 128-bit key out of the operating
-  system's entropy. No generator state outlives a draw, so a forked process, a copied or
-  an unpickled object cannot repeat a stream.
+- Every draw of `SecureRandomness` has a key of its own (`keystream`), so nothing can
+  repeat one.
 - Its Gaussian values are half the sum of four independent ones in float64: the same
   distribution, with the low-order bits that floating-point attacks read off blunted
   (Holohan and Braghin, "Secure Random Sampling in Differential Privacy", 2021). Four
@@ -25,13 +24,12 @@ Formal guarantees
 from __future__ import annotations
 
 import math
-import os
-from abc import ABC, abstractmethod
 from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-from randomgen import AESCounter
+
+from flwr_safedshb.privacy import keystream
 
 # Bits of a released value below the noise's deviation: as many as float32 keeps.
 _BITS = 24
@@ -85,23 +83,7 @@ class Randomness(Protocol):
         ...
 
 
-class _Draws(ABC):
-    """The draws, from whatever generator a subclass provides."""
-
-    @abstractmethod
-    def _generator(self) -> np.random.Generator: ...
-
-    def subset(self, population: int, size: int) -> npt.NDArray[np.int64]:
-        """Return a uniform subset of ``range(population)`` with ``size`` members."""
-        # The order carries no information a sum would keep, hence no shuffle.
-        return self._generator().choice(population, size, replace=False, shuffle=False)
-
-    def coins(self, population: int, probability: float) -> npt.NDArray[np.int64]:
-        """Return the members of ``range(population)``, each kept independently."""
-        return np.flatnonzero(self._generator().random(population) < probability)
-
-
-class SecureRandomness(_Draws):
+class SecureRandomness:
     """Unpredictable randomness, the default; it takes no seed."""
 
     private: ClassVar[bool] = True
@@ -112,22 +94,28 @@ class SecureRandomness(_Draws):
 
     def gaussian(self, size: int, std: float) -> npt.NDArray[np.float64]:
         """Return ``size`` independent draws of N(0, ``std``^2)."""
-        quarter = -(-size // 4)
-        a, b, c, d = self._generator().standard_normal((4, quarter))
-        a, b = a + b, a - b
-        c, d = c + d, c - d
-        noise = np.concatenate((a + c, a - c, b + d, b - d))[:size]
-        noise *= std / 2.0
-        return noise
+        draws = keystream.normal(4 * -(-size // 4), std / 2.0)
+        # Sums and differences of halves, twice over: Hadamard's matrix of four.
+        sums = np.empty_like(draws)
+        left, right = np.split(draws, 2)
+        half = len(left)
+        np.add(left, right, out=sums[:half])
+        np.subtract(left, right, out=sums[half:])
+        parts, noise = sums.reshape(2, 2, -1), draws.reshape(2, 2, -1)
+        np.add(parts[:, 0], parts[:, 1], out=noise[:, 0])
+        np.subtract(parts[:, 0], parts[:, 1], out=noise[:, 1])
+        return draws[:size]
 
-    def _generator(self) -> np.random.Generator:
-        # `key` is used as it is; `seed` would pass through a mixer that is not
-        # cryptographic.
-        key = int.from_bytes(os.urandom(16), "little")
-        return np.random.Generator(AESCounter(key=key))
+    def subset(self, population: int, size: int) -> npt.NDArray[np.int64]:
+        """Return a uniform subset of ``range(population)`` with ``size`` members."""
+        return keystream.subset(population, size)
+
+    def coins(self, population: int, probability: float) -> npt.NDArray[np.int64]:
+        """Return the members of ``range(population)``, each kept independently."""
+        return np.flatnonzero(keystream.uniform(population) < probability)
 
 
-class SeededRandomness(_Draws):
+class SeededRandomness:
     """Reproducible randomness for simulations; a run that uses it is not private.
 
     Many values at once come in the precision of float32: their last bit may differ
@@ -188,5 +176,11 @@ class SeededRandomness(_Draws):
         np.multiply(radii, np.sin(angles), out=noise[1])
         return noise.reshape(-1)[:size]
 
-    def _generator(self) -> np.random.Generator:
-        return self._state
+    def subset(self, population: int, size: int) -> npt.NDArray[np.int64]:
+        """Return a uniform subset of ``range(population)`` with ``size`` members."""
+        # The order carries no information a sum would keep, hence no shuffle.
+        return self._state.choice(population, size, replace=False, shuffle=False)
+
+    def coins(self, population: int, probability: float) -> npt.NDArray[np.int64]:
+        """Return the members of ``range(population)``, each kept independently."""
+        return np.flatnonzero(self._state.random(population) < probability)
