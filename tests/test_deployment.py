@@ -1,8 +1,12 @@
 """The real thing: a SuperLink and SuperNodes, killed, restarted and hostile."""
 
 import importlib.util
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -138,3 +142,40 @@ def test_the_quickstart_trains_and_is_short(
     server: ServerApp = module.server
     server(grid, grid.server_context())
     assert (tmp_path / "model.pt").exists()
+
+
+def living(home: Path) -> list[str]:
+    """Return the processes whose home of Flower is this one."""
+    mine = f"FLWR_HOME={home}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if mine in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(entry.name)
+    return found
+
+
+def test_a_terminated_run_leaves_no_process_of_its_federation(tmp_path: Path) -> None:
+    script = """if True:
+        import sys, time
+        from pathlib import Path
+        from simulations.deployment import Deployment
+        with Deployment(Path(sys.argv[1]), 1, secure=False):
+            print("up", flush=True)
+            time.sleep(600)
+    """
+    folder = tmp_path / "federation"
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, str(folder)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "up\n"
+        assert living(folder / "flwr")
+        child.terminate()
+        assert child.wait(120) == 128 + signal.SIGTERM
+        assert not living(folder / "flwr")
+    finally:
+        child.kill()

@@ -14,6 +14,7 @@ from simulations.deployment.processes import (
     OFFLINE,
     ROOT,
     Processes,
+    Termination,
     Value,
     free_port,
     toml,
@@ -93,10 +94,11 @@ class Deployment:
         self.close = self._processes.close
 
     def __enter__(self) -> Self:
+        self._termination = Termination()
         try:
             self._start()
         except BaseException:
-            self.close()
+            self._leave()
             raise
         return self
 
@@ -106,7 +108,11 @@ class Deployment:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
         self.close()
+        self._termination.over()
 
     def _start(self) -> None:
         home = self.folder / "flwr"

@@ -9,9 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
 _STOP_SECONDS = 20.0
@@ -162,6 +165,25 @@ class Processes:
                 f"{command} is not installed beside {sys.executable}"
             )
         return path
+
+
+class Termination:
+    """While it lasts, SIGTERM ends this process as Ctrl-C does: contexts are left."""
+
+    def __init__(self) -> None:
+        # Only the main thread may say what a signal does.
+        self._main = threading.current_thread() is threading.main_thread()
+        if self._main:
+            self._before = signal.signal(signal.SIGTERM, self._leave)
+
+    def over(self) -> None:
+        """Let SIGTERM do what it did before."""
+        if self._main:
+            signal.signal(signal.SIGTERM, self._before)
+
+    @staticmethod
+    def _leave(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
 
 
 def toml(values: Mapping[str, Value]) -> str:
