@@ -112,8 +112,8 @@ def per_example_loss(loss: Loss) -> Loss:
 
     def losses(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         values = loss(outputs, targets)
-        count = len(targets)
-        if values.dim() == 0 or len(values) != count or values.numel() != count:
+        count = targets.shape[0]
+        if values.shape[:1] != (count,) or values.numel() != count:
             raise UnsupportedModelError(
                 "the loss must return one value per example, a tensor of shape (k,) "
                 f"for k examples, got one with {values.dim()} axes; use "

@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 import math
 import weakref
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -95,8 +95,22 @@ class ClippedGradients:
         # Paths that are tried before the hooks, the best first.
         self._forms = [form for form in (LinearChain, LayerChain) if form.fits(model)]
         self._path: Path | None = None
+        self._trusted: Path | None = None
         self._max_examples = max_examples
-        self._size = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        # Where parameters are: to walk through the model in every step takes longer
+        # than a small one's gradients, and to keep them would miss a replaced one.
+        paths = [name.rpartition(".") for name, _ in model.named_parameters()]
+        self._places = [(model.get_submodule(path), name) for path, _, name in paths]
+        self._size = sum(p.numel() for p in self.trained)
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters of the model that require a gradient, in its order."""
+        return [p for p in self._parameters() if p.requires_grad]
+
+    def _parameters(self) -> list[nn.Parameter]:
+        found = [layer._parameters[name] for layer, name in self._places]
+        return cast(list[nn.Parameter], found)
 
     def __call__(
         self, inputs: torch.Tensor, targets: torch.Tensor
@@ -114,14 +128,13 @@ class ClippedGradients:
             One per parameter that requires a gradient, of its shape, in the order of
             ``model.parameters()``.
         """
-        if len(inputs) != len(targets):
+        count = targets.shape[0]
+        if inputs.shape[0] != count:
             raise ValueError(
-                f"{len(inputs)} inputs and {len(targets)} targets must pair up"
+                f"{inputs.shape[0]} inputs and {count} targets must pair up"
             )
-        if len(targets) == 0:
-            return [
-                torch.zeros_like(p) for p in self.model.parameters() if p.requires_grad
-            ]
+        if count == 0:
+            return [torch.zeros_like(p) for p in self.trained]
         # An input that wants a gradient would silence the hooks of the first layer.
         inputs = inputs.detach()
         while True:
@@ -157,7 +170,7 @@ class ClippedGradients:
         try:
             path = self._ready()
             assert isinstance(path, LinearChain)
-            if self._kind(path) not in _probed.get(self.model, ()):
+            if not self._is_probed(path):
                 return None
             losses = self._loss(path(inputs.detach()), targets)
             return path.grouped_sums(losses, self.clip_norm, groups)
@@ -169,6 +182,13 @@ class ClippedGradients:
         """Name what a probe is good for."""
         return f"{type(path).__name__} {self.clipping} {self._loss_name}"
 
+    def _is_probed(self, path: Path) -> bool:
+        # Asked in every step, and to look a model up costs more than its norms.
+        if self._trusted is not path:
+            kinds = _probed.setdefault(self.model, set())
+            self._trusted = path if self._kind(path) in kinds else None
+        return self._trusted is path
+
     def _ready(self) -> Path:
         """Return the path, with the model's current weights."""
         if self._path is None:
@@ -176,7 +196,7 @@ class ClippedGradients:
             self._path = self._made(module)
             self._own = list(module.parameters())
             self._own_buffers = list(module.buffers())
-        for own, shared in zip(self._own, self.model.parameters(), strict=True):
+        for own, shared in zip(self._own, self._parameters(), strict=True):
             own.data = shared.data
         if self._own_buffers:
             for mine, given in zip(
@@ -196,16 +216,18 @@ class ClippedGradients:
     def _in_chunks(
         self, path: Path, inputs: torch.Tensor, targets: torch.Tensor
     ) -> list[torch.Tensor]:
-        size = self._max_examples or len(targets)
+        count = targets.shape[0]
+        size = self._max_examples or count
         if path.holds and self._max_examples is None:
             size = MAX_HELD_ELEMENTS // self._size or 1
-        kind = self._kind(path)
-        if kind not in _probed.setdefault(self.model, set()):
+        if not self._is_probed(path):
             few = min(_PROBE, size)
             self._probe(path, inputs[:few], targets[:few])
-            _probed[self.model].add(kind)
+            _probed[self.model].add(self._kind(path))
+        if size >= count:
+            return self._clipped_sum(path, inputs, targets)[0]
         total, _ = self._clipped_sum(path, inputs[:size], targets[:size])
-        for start in range(size, len(targets), size):
+        for start in range(size, count, size):
             part = slice(start, start + size)
             chunk, _ = self._clipped_sum(path, inputs[part], targets[part])
             for mine, more in zip(total, chunk, strict=True):

@@ -128,9 +128,8 @@ def private_gradients(
             "the gradient step failed on this client's examples; the cause is withheld "
             "because it may quote them: call ClippedGradients on them locally to see it"
         )
-    weights = [p for p in gradients.model.parameters() if p.requires_grad]
     released = [_release(*pair) for pair in zip(sums, draws, strict=True)]
-    return _layers(released, weights, weight_decay)
+    return _layers(released, gradients.trained, weight_decay)
 
 
 def _check(
