@@ -1,6 +1,9 @@
 """The chaos suite's own checks, and a short form of the suite."""
 
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -33,7 +36,7 @@ from simulations.chaos.problem import (
     optimum,
 )
 from simulations.chaos.server import CHECKPOINT, LOG, TRACE
-from simulations.chaos.suite import trained
+from simulations.chaos.suite import cleared, trained
 from simulations.chaos.trace import note
 from simulations.chaos.trial import Trial
 from simulations.deployment import Deployment
@@ -222,6 +225,22 @@ def test_the_band_tells_training_from_no_defence(
     undefended = partial(SafeDSHB, Average())
     monkeypatch.setattr("simulations.chaos.band.SafeDSHB", undefended)
     assert band.measured(SEED, steps, runs=2).mean > normal.limit
+
+
+def test_a_disk_that_a_killed_run_has_left_is_taken_away(tmp_path: Path) -> None:
+    folder = tmp_path / "of a run"
+    script = """if True:
+        import os, signal, sys
+        from pathlib import Path
+        from simulations.chaos.suite import small_disk
+        with small_disk(Path(sys.argv[1])):
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    command = [sys.executable, "-c", script, str(folder / "node-0")]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert str(tmp_path) in Path("/proc/mounts").read_text()
+    assert list(cleared(folder).iterdir()) == []
+    assert str(tmp_path) not in Path("/proc/mounts").read_text()
 
 
 SHORT = {"hostile": 0, "unregistered-key": 0, "killed-after": 1, "corrupt-ledger": 2}

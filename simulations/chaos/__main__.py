@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import time
 from dataclasses import asdict
@@ -22,7 +21,7 @@ from flwr_safedshb.files import replace_file
 from simulations.chaos import band, problem
 from simulations.chaos.faults import FAULTS, Fault
 from simulations.chaos.findings import Finding
-from simulations.chaos.suite import trained
+from simulations.chaos.suite import cleared, trained
 from simulations.deployment import ROOT
 
 STEPS = 6
@@ -33,8 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     console = Console(log_path=False)
     begin = time.monotonic()
-    shutil.rmtree(options.output, ignore_errors=True)
-    options.output.mkdir(parents=True)
+    cleared(options.output)
     faults = [fault for fault in FAULTS if fault.key in options.only]
     with console.status("") as status:
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -55,7 +56,7 @@ def trained(
     say("a SuperLink and its SuperNodes start, with TLS and registered keys")
     to_fill = any(fault.key == "full-disk" for fault in faults)
     with (
-        _small_disk(folder / f"node-{DISK}") if to_fill else nullcontext(),
+        small_disk(folder / f"node-{DISK}") if to_fill else nullcontext(),
         Deployment(folder, NODES, config, _APP) as federation,
     ):
         for run, group in itertools.groupby(faults, key=lambda fault: fault.run):
@@ -85,8 +86,20 @@ def _train(trial: Trial, faults: Sequence[Fault], say: Say) -> None:
     trial.wait_end()
 
 
+def cleared(folder: Path) -> Path:
+    """Return an empty folder; a killed run may have left a disk in it."""
+    for line in Path("/proc/mounts").read_text().splitlines():
+        target = Path(line.split()[1].replace("\\040", " "))
+        if target.is_relative_to(folder.absolute()):
+            _unmount(target)
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    return folder
+
+
 @contextmanager
-def _small_disk(path: Path) -> Iterator[None]:
+def small_disk(path: Path) -> Iterator[None]:
     """Put a file system of a few pages at a path."""
     path.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_SIZE}", "tmpfs", str(path)]
@@ -98,4 +111,8 @@ def _small_disk(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True)
+        _unmount(path)
+
+
+def _unmount(path: Path) -> None:
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
