@@ -90,6 +90,19 @@ def test_page_has_targets_tables_and_pictures(tmp_path: Path) -> None:
     assert "http" not in page
 
 
+def test_markdown_has_every_table_and_what_does_not_hold(tmp_path: Path) -> None:
+    failed = sheet.Section("broken", 1.0, None, None)
+    text = sheet.markdown([section(tmp_path), failed], entry())
+    assert "targets that hold: 1 of 2" in text
+    assert text.count("| MISSED |") == text.count("| met |") == 1
+    assert "python -m simulations.benchmarks.example" in text
+    assert "a &lt;b&gt;" in text
+    assert "What ms means." in text
+    for block in text.split("\n\n"):
+        if block.startswith("|"):  # the same number of columns in every line
+            assert len({line.count(" | ") for line in block.splitlines()}) == 1
+
+
 def test_history_compares_with_the_same_machine_only(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     assert history.last("cpu, 2 cores", path) is None
@@ -144,11 +157,15 @@ def test_all_benchmarks_run_and_only_a_record_is_kept(
     fake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bench.main(["--out", str(tmp_path)])
-    page = (tmp_path / "index.html").read_text()
-    assert all(f"benchmarks.{name}<" in page for name in bench.BENCHMARKS)
+    whole = (tmp_path / "index.html").read_text()
+    assert all(f"benchmarks.{name}<" in whole for name in bench.BENCHMARKS)
     assert not fake.exists()
     bench.main(["--out", str(tmp_path), "--record"])
     assert len(fake.read_text().splitlines()) == 1
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- begin benchmarks -->\n<!-- end benchmarks -->\n")
+    bench.main(["--out", str(tmp_path), "--page", str(page)])
+    assert "| MISSED |" in page.read_text()
     capsys.readouterr()
     bench.main(["--out", str(tmp_path), "startup"])
     assert "same" in capsys.readouterr().out

@@ -18,6 +18,7 @@ from rich.console import Console
 from simulations.benchmarks import history, sheet
 from simulations.benchmarks.measure import timed
 from simulations.benchmarks.outcome import OUT, show_table
+from simulations.publish import publish
 
 BENCHMARKS = ("aggregation", "client_step", "startup", "engine", "end_to_end")
 PAGE = "index.html"
@@ -48,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--record", action="store_true", help=f"add the figures to {history.PATH.name}"
     )
+    parser.add_argument(
+        "--page", type=Path, help="put tables and pictures into this page, too"
+    )
     options = parser.parse_args(arguments)
     names = options.names or BENCHMARKS
     if unknown := [name for name in names if name not in BENCHMARKS]:
@@ -70,6 +74,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     failed = [section.name for section in sections if section.outcome is None]
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
+    if options.page is not None:
+        pictures = {
+            f"Benchmark {name}": path
+            for name in names
+            if (path := options.out / f"{name}.png").exists()
+        }
+        publish(options.page, "benchmarks", sheet.markdown(sections, now), pictures)
     if options.record:
         history.append(now)
 

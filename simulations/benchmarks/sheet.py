@@ -11,6 +11,7 @@ from typing import TypedDict
 from simulations import page
 from simulations.benchmarks.history import Entry
 from simulations.benchmarks.outcome import Check, Table
+from simulations.summary import row
 
 
 class Found(TypedDict):
@@ -48,6 +49,12 @@ class Section:
         return {} if self.outcome is None else self.outcome["costs"]
 
     @property
+    def tables(self) -> list[Table]:
+        """What was measured."""
+        found = [] if self.outcome is None else self.outcome["tables"]
+        return [Table(**table) for table in found]  # type: ignore[arg-type]  # JSON
+
+    @property
     def checks(self) -> list[Check]:
         """The targets."""
         found = [] if self.outcome is None else self.outcome["checks"]
@@ -56,15 +63,7 @@ class Section:
 
 def page_of(sections: Sequence[Section], now: Entry, changes: Table | None) -> str:
     """Return the whole page: the targets first, then every benchmark."""
-    checks = [check for section in sections for check in section.checks]
-    facts = {
-        "targets that hold": f"{sum(c.holds for c in checks)} of {len(checks)}",
-        "version": f"{now.version} ({now.commit})",
-        "date (UTC)": now.date,
-        "machine": now.machine,
-        "load at the end": f"{now.load:.1f}",
-        "minutes in all": f"{sum(s.seconds for s in sections) / 60:.1f}",
-    }
+    facts = _facts(sections, now)
     body = ["<h1>Benchmarks</h1>", page.cards(facts), "<h2>Targets</h2>"]
     body.append(
         page.table(
@@ -81,6 +80,45 @@ def page_of(sections: Sequence[Section], now: Entry, changes: Table | None) -> s
     for section in sections:
         body += _section(section)
     return page.whole("Benchmarks", body)
+
+
+def markdown(sections: Sequence[Section], now: Entry) -> str:
+    """Return the same for a page of the documentation, without the pictures."""
+    facts = (f"{name}: {value}" for name, value in _facts(sections, now).items())
+    blocks = [f"{'; '.join(facts)}."]
+    for section in sections:
+        if section.outcome is None:
+            continue
+        command = f"`python -m simulations.benchmarks.{section.name}`"
+        blocks.append(f"### {escape(section.outcome['title'])}")
+        blocks.append(f"{command}, {section.seconds:.0f} s")
+        verdicts = [
+            (c.what, c.measured, c.bound, _verdict(c), c.note) for c in section.checks
+        ]
+        heads = ("target", "measured", "bound", "", "note")
+        for table in [*section.tables, Table("Targets", heads, verdicts)]:
+            lines = [table.heads, ["---"] * len(table.heads), *table.rows]
+            blocks.append(f"**{escape(table.title)}**")
+            blocks.append("\n".join(row([*map(_cell, line)]) for line in lines))
+            if table.caption:
+                blocks.append(escape(table.caption))
+    return "\n\n".join(blocks)
+
+
+def _cell(text: str) -> str:
+    return escape(text).replace("|", "\\|")
+
+
+def _facts(sections: Sequence[Section], now: Entry) -> dict[str, str]:
+    checks = [check for section in sections for check in section.checks]
+    return {
+        "targets that hold": f"{sum(c.holds for c in checks)} of {len(checks)}",
+        "version": f"{now.version} ({now.commit})",
+        "date (UTC)": now.date,
+        "machine": now.machine,
+        "load at the end": f"{now.load:.1f}",
+        "minutes in all": f"{sum(s.seconds for s in sections) / 60:.1f}",
+    }
 
 
 def _verdict(check: Check) -> str:
@@ -103,9 +141,7 @@ def _section(section: Section) -> list[str]:
     if section.picture is not None:
         data = base64.b64encode(section.picture).decode()
         parts.append(f'<img alt="{escape(title)}" src="data:image/png;base64,{data}">')
-    tables = section.outcome["tables"]
-    parts += [_table(Table(**table)) for table in tables]  # type: ignore[arg-type]
-    return parts
+    return [*parts, *map(_table, section.tables)]
 
 
 def _table(table: Table) -> str:
