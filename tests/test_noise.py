@@ -154,12 +154,12 @@ def test_many_seeded_values_are_pinned() -> None:
     # Literally Box and Muller's pairs, from numpy's documented stream.
     size, std = 5001, 0.5
     sequence = np.random.SeedSequence(7, spawn_key=(3, 11))
-    words = np.random.PCG64(sequence).random_raw(2501)
+    words = np.random.PCG64(sequence).random_raw(2501).tolist()
     halves = [half for word in words for half in (word & 0xFFFFFFFF, word >> 32)]
     expected = np.empty(5002)
     for i in range(2501):
-        radius = std * math.sqrt(-2 * math.log((int(halves[i]) + 0.5) / 2**32))
-        angle = 2 * math.pi * int(halves[2501 + i]) / 2**32
+        radius = std * math.sqrt(-2 * math.log((halves[i] + 0.5) / 2**32))
+        angle = 2 * math.pi * halves[2501 + i] / 2**32
         expected[i] = radius * math.cos(angle)
         expected[2501 + i] = radius * math.sin(angle)
     draws = SeededRandomness(7).for_step(node=3, step=11).gaussian(size, std)
