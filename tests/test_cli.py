@@ -195,6 +195,8 @@ def test_ctrl_c_leaves_no_process_and_no_half_written_file(tmp_path: Path) -> No
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # What runs in a shell's background, as these tests may, ignores Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     try:
         # In the middle: some runs are written, others at work.
