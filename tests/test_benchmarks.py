@@ -111,13 +111,18 @@ def test_rivals_look_only_at_the_subsets_they_are_given(d: int) -> None:
 
 
 class Clock:
-    """A rival whose call takes 3 s and 0.01 s for each subset, by its own clock."""
+    """A rival whose call takes 0.03 s and 0.01 s for each subset, by its own clock.
 
-    def __init__(self, total: int) -> None:
-        self.now, self.total, self.calls = 0.0, total, 0
+    The first calls take a second more each.
+    """
+
+    def __init__(self, total: int, slow: int = 0) -> None:
+        self.now, self.total, self.calls, self.slow = 0.0, total, 0, slow
 
     def rival(self, x: Vectors, f: int, subsets: list[Subset] | None) -> Floats:
-        self.now += 3.0 + 0.01 * (self.total if subsets is None else len(subsets))
+        self.now += 0.03 + 0.01 * (self.total if subsets is None else len(subsets))
+        self.now += self.slow > 0
+        self.slow -= 1
         self.calls += subsets is None
         return np.zeros(x.shape[1])
 
@@ -127,7 +132,7 @@ class Clock:
         return self.now - before, result
 
 
-@pytest.mark.parametrize(("limit", "sampled"), [(390.0, True), (391.0, False)])
+@pytest.mark.parametrize(("limit", "sampled"), [(460.0, True), (461.0, False)])
 def test_price_of_a_sample_is_that_of_all_subsets(
     limit: float, sampled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,11 +141,24 @@ def test_price_of_a_sample_is_that_of_all_subsets(
     monkeypatch.setattr(rivals, "worked", clock.worked)
     best = tuple(range(14))
     result = price(clock.rival, x, 6, best, limit, np.random.default_rng(0))
-    assert result.seconds == pytest.approx(3.0 + 0.01 * 38_760)
+    assert result.seconds == pytest.approx(0.03 + 0.01 * 38_760)
     assert result.extrapolated is sampled
     assert clock.calls == (0 if sampled else 1)
     # Zeros are not the mean of the best subset.
     assert result.found is (None if sampled else False)
+
+
+@pytest.mark.parametrize("slow", [1, 2, 3, 4])
+def test_a_slow_moment_makes_no_whole_call_of_a_long_one(
+    slow: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = family("isotropic", 20, 6, 4, 0)
+    clock = Clock(math.comb(20, 6), slow)
+    monkeypatch.setattr(rivals, "worked", clock.worked)
+    rng = np.random.default_rng(0)
+    result = price(clock.rival, x, 6, tuple(range(14)), 60.0, rng)
+    assert clock.calls == 0
+    assert 380 < result.seconds < 500
 
 
 def test_price_knows_the_right_answer_from_a_neighbouring_one() -> None:
