@@ -30,8 +30,9 @@ browser:
 	@command -v chromium || command -v google-chrome || \
 		{ apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; }
 
+# One process more than two processors: tests of real federations mostly wait.
 test: setup browser ## All tests
-	$(BIN)/pytest -q -n 2
+	$(BIN)/pytest -q -n 3
 
 # Not --quiet, which hides warnings from --strict.
 docs: setup ## The documentation, as pages in outputs/docs
