@@ -262,7 +262,7 @@ class SafeDSHB(FedAvg):
             # The step before this one may have to be taken up again.
             "anchor": due,
         }
-        asked = refilled(config, entries)
+        asked = refilled(ConfigRecord(), entries)
         content = RecordDict(
             {self.arrayrecord_key: arrays, self.configrecord_key: asked}
         )

@@ -38,7 +38,7 @@ _MANY = 2**12
 
 
 def rounded(values: npt.NDArray[np.float64], std: float) -> npt.NDArray[np.float64]:
-    """Round to multiples of a power of two below ``std`` / 2^24, in place.
+    """Round to multiples of a power of two, at most ``std`` / 2^24, in place.
 
     Parameters
     ----------
@@ -96,14 +96,12 @@ class SecureRandomness:
         """Return ``size`` independent draws of N(0, ``std``^2)."""
         draws = keystream.normal(4 * -(-size // 4), std / 2.0)
         # Sums and differences of halves, twice over: Hadamard's matrix of four.
-        sums = np.empty_like(draws)
-        left, right = np.split(draws, 2)
-        half = len(left)
-        np.add(left, right, out=sums[:half])
-        np.subtract(left, right, out=sums[half:])
-        parts, noise = sums.reshape(2, 2, -1), draws.reshape(2, 2, -1)
-        np.add(parts[:, 0], parts[:, 1], out=noise[:, 0])
-        np.subtract(parts[:, 0], parts[:, 1], out=noise[:, 1])
+        noise = draws.reshape(2, 2, len(draws) // 4)
+        sums = np.empty_like(noise)
+        np.add(noise[0], noise[1], out=sums[0])
+        np.subtract(noise[0], noise[1], out=sums[1])
+        np.add(sums[:, 0], sums[:, 1], out=noise[:, 0])
+        np.subtract(sums[:, 0], sums[:, 1], out=noise[:, 1])
         return draws[:size]
 
     def subset(self, population: int, size: int) -> npt.NDArray[np.int64]:

@@ -92,7 +92,8 @@ def price(
     # spent on more than its subsets: another moment must not make hours of them.
     if seconds / size * total > limit:
         more = seconds - once if seconds > once else seconds
-        return Price(once + more / (size - 1) * (total - 1), True, None)
+        estimate = once + more / (size - 1) * (total - 1)
+        return Price(estimate, extrapolated=True, found=None)
     seconds, answer = worked(lambda: rival(vectors, f, None))
     return Price(seconds, extrapolated=False, found=same(answer, vectors, best))
 
