@@ -40,19 +40,19 @@ docs: setup ## The documentation, as pages in outputs/docs
 	@echo "Written: outputs/docs/index.html"
 
 demo: setup ## Hospitals train while some are hijacked: a table, a report
-	$(BIN)/python -m simulations.demo
+	$(BIN)/python -m simulations.studies.demo
 
 duel: setup ## The rules against attacks, without training, as a table
-	$(BIN)/python -m simulations.duel
+	$(BIN)/python -m simulations.studies.duel
 
 audit: setup ## Measure the privacy of the client's own code
 	$(BIN)/python -m simulations.audit
 
 reproduce: setup ## The paper's experiments: runs, panels, table
-	$(BIN)/python -m simulations.reproduce
+	$(BIN)/python -m simulations.studies.paper.reproduce
 
 beyond: setup ## Other rules, tasks and federations than the paper's
-	$(BIN)/python -m simulations.beyond
+	$(BIN)/python -m simulations.studies.beyond.study
 
 chaos: setup ## Break a real federation in every way, and check what must hold
 	$(BIN)/python -m simulations.chaos

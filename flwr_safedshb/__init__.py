@@ -32,23 +32,29 @@ if TYPE_CHECKING:
     from flwr_safedshb.attacks import NonFinite as NonFinite
     from flwr_safedshb.attacks import SignFlip as SignFlip
     from flwr_safedshb.attacks import Zero as Zero
-    from flwr_safedshb.batched import BatchedGrid as BatchedGrid
-    from flwr_safedshb.client import SafeDSHBClient as SafeDSHBClient
-    from flwr_safedshb.client import client_app as client_app
-    from flwr_safedshb.grids import AdversarialGrid as AdversarialGrid
-    from flwr_safedshb.grids import InProcessGrid as InProcessGrid
-    from flwr_safedshb.privacy.gradients import ClippedGradients as ClippedGradients
-    from flwr_safedshb.privacy.gradients import check_model as check_model
-    from flwr_safedshb.privacy.ledger import BudgetExhausted as BudgetExhausted
-    from flwr_safedshb.privacy.ledger import Ledger as Ledger
-    from flwr_safedshb.privacy.mechanism import private_gradient as private_gradient
-    from flwr_safedshb.privacy.noise import SecureRandomness as SecureRandomness
-    from flwr_safedshb.privacy.noise import SeededRandomness as SeededRandomness
+    from flwr_safedshb.client.client import SafeDSHBClient as SafeDSHBClient
+    from flwr_safedshb.client.client import client_app as client_app
+    from flwr_safedshb.grids.batched import BatchedGrid as BatchedGrid
+    from flwr_safedshb.grids.in_process import AdversarialGrid as AdversarialGrid
+    from flwr_safedshb.grids.in_process import InProcessGrid as InProcessGrid
+    from flwr_safedshb.privacy.clipping.gradients import (
+        ClippedGradients as ClippedGradients,
+    )
+    from flwr_safedshb.privacy.clipping.gradients import check_model as check_model
+    from flwr_safedshb.privacy.gaussian import private_gradient as private_gradient
+    from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted as BudgetExhausted
+    from flwr_safedshb.privacy.ledger.ledger import Ledger as Ledger
     from flwr_safedshb.privacy.plan import PrivacyPlan as PrivacyPlan
     from flwr_safedshb.privacy.plan import PrivacyStatement as PrivacyStatement
     from flwr_safedshb.privacy.policy import NodePolicy as NodePolicy
     from flwr_safedshb.privacy.policy import PolicyViolation as PolicyViolation
-    from flwr_safedshb.strategy import SafeDSHB as SafeDSHB
+    from flwr_safedshb.privacy.randomness.noise import (
+        SecureRandomness as SecureRandomness,
+    )
+    from flwr_safedshb.privacy.randomness.noise import (
+        SeededRandomness as SeededRandomness,
+    )
+    from flwr_safedshb.server.strategy import SafeDSHB as SafeDSHB
 
 _HOMES = {
     "flwr_safedshb.aggregation": (
@@ -79,26 +85,26 @@ _HOMES = {
         "SignFlip",
         "Zero",
     ),
-    "flwr_safedshb.batched": ("BatchedGrid",),
-    "flwr_safedshb.client": (
+    "flwr_safedshb.grids.batched": ("BatchedGrid",),
+    "flwr_safedshb.client.client": (
         "SafeDSHBClient",
         "client_app",
     ),
-    "flwr_safedshb.grids": (
+    "flwr_safedshb.grids.in_process": (
         "AdversarialGrid",
         "InProcessGrid",
     ),
-    "flwr_safedshb.strategy": ("SafeDSHB",),
-    "flwr_safedshb.privacy.gradients": (
+    "flwr_safedshb.server.strategy": ("SafeDSHB",),
+    "flwr_safedshb.privacy.clipping.gradients": (
         "ClippedGradients",
         "check_model",
     ),
-    "flwr_safedshb.privacy.ledger": (
+    "flwr_safedshb.privacy.ledger.ledger": (
         "BudgetExhausted",
         "Ledger",
     ),
-    "flwr_safedshb.privacy.mechanism": ("private_gradient",),
-    "flwr_safedshb.privacy.noise": (
+    "flwr_safedshb.privacy.gaussian": ("private_gradient",),
+    "flwr_safedshb.privacy.randomness.noise": (
         "SecureRandomness",
         "SeededRandomness",
     ),

@@ -24,16 +24,16 @@ from omegaconf import DictConfig
 from torch import nn
 
 from flwr_safedshb.attacks import Attack
-from flwr_safedshb.client import SafeDSHBClient
-from flwr_safedshb.client import client_app as private_client_app
-from flwr_safedshb.grids import AdversarialGrid
-from flwr_safedshb.privacy.noise import (
+from flwr_safedshb.client.client import SafeDSHBClient
+from flwr_safedshb.client.client import client_app as private_client_app
+from flwr_safedshb.grids.in_process import AdversarialGrid
+from flwr_safedshb.privacy.plan import PrivacyPlan
+from flwr_safedshb.privacy.randomness.noise import (
     Randomness,
     SecureRandomness,
     SeededRandomness,
 )
-from flwr_safedshb.privacy.plan import PrivacyPlan
-from flwr_safedshb.strategy import SafeDSHB
+from flwr_safedshb.server.strategy import SafeDSHB
 from simulations.data import Examples, Federation, federated, flipped
 from simulations.data.own import load_own
 from simulations.models import build, classification_loss, evaluate, training_loss

@@ -25,10 +25,14 @@ from rich.table import Table
 from scipy.stats import beta
 from torch import nn
 
-from flwr_safedshb.privacy.gradients import ClippedGradients
-from flwr_safedshb.privacy.mechanism import private_gradient
-from flwr_safedshb.privacy.noise import Randomness, SecureRandomness, SeededRandomness
+from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
+from flwr_safedshb.privacy.gaussian import private_gradient
 from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement
+from flwr_safedshb.privacy.randomness.noise import (
+    Randomness,
+    SecureRandomness,
+    SeededRandomness,
+)
 
 Floats = npt.NDArray[np.float64]
 

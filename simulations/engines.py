@@ -11,11 +11,11 @@ from flwr.app import ConfigRecordValues
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from flwr_safedshb.batched import BatchedGrid
-from flwr_safedshb.checkpoint import Progress, load
-from flwr_safedshb.grids import InProcessGrid
+from flwr_safedshb.grids.batched import BatchedGrid
+from flwr_safedshb.grids.in_process import InProcessGrid
+from flwr_safedshb.server.checkpoint import Progress, load
 from simulations.app import OVERRIDES, composed, make_client_app, make_server_app
-from simulations.deployment import Deployment
+from simulations.loopback import Deployment
 
 Settings = dict[str, ConfigRecordValues]
 

@@ -17,9 +17,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.console import Console
 
-from simulations import results
 from simulations.engines import run
-from simulations.report import run_page
+from simulations.results import record
+from simulations.results.report import run_page
 
 
 @hydra.main(config_path="../conf", config_name="config", version_base=None)
@@ -37,8 +37,8 @@ def main(cfg: DictConfig) -> None:
     start = time.perf_counter()
     with Console(stderr=True).status(f"{cfg.steps} steps, engine={cfg.engine.name}"):
         progress = run(overrides, path)
-    found = results.record(overrides, progress, time.perf_counter() - start)
-    results.write(path.with_suffix(".json"), found)
+    found = record.record(overrides, progress, time.perf_counter() - start)
+    record.write(path.with_suffix(".json"), found)
     path.with_suffix(".html").write_text(run_page(found))
     if "_target_" in cfg.logger:
         print(f"log: {instantiate(cfg.logger)(found, path)}")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flwr_safedshb.privacy.gradients import ClippedGradients, Loss
+from flwr_safedshb.privacy.clipping.gradients import ClippedGradients, Loss
 from flwr_safedshb.privacy.plan import Clipping
 
 cross_entropy = functools.partial(functional.cross_entropy, reduction="none")

@@ -9,8 +9,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from flwr_safedshb.delivery import WrappedGrid
-from flwr_safedshb.grids import InProcessGrid
+from flwr_safedshb.flower.grid import WrappedGrid
+from flwr_safedshb.grids.in_process import InProcessGrid
 from tests.replies import Layers, record
 
 NAMES = ("weight", "bias")

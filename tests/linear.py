@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flwr_safedshb.privacy.noise import SeededRandomness
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from flwr_safedshb.privacy.sampling import sample
+from flwr_safedshb.privacy.randomness.noise import SeededRandomness
+from flwr_safedshb.privacy.samplers import sample
 
 PLAN = PrivacyPlan(1.0, 0.2, 5, 20)
 BETA, SEED, ROUNDS = 0.5, 5, 4

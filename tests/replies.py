@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from flwr_safedshb.screening import Reason
+from flwr_safedshb.server.screening import Reason
 
 Layers = list[NDArray[np.float32]]
 

@@ -54,21 +54,28 @@ def test_a_rule_and_an_attack_are_one_file_one_yaml_one_test() -> None:
 
 
 def test_their_tests_pass_and_so_do_those_that_all_share(copy: Path) -> None:
-    files = ("medoid", "corner", "conf", "rule", "attacks", "imports")
+    files = (
+        "aggregation/test_medoid",
+        "attacks/test_corner",
+        "simulations/test_conf",
+        "aggregation/test_rule",
+        "attacks/test_attacks",
+        "test_imports",
+    )
     chosen = "medoid or Medoid or corner or Corner"
     out = ran(
         copy,
         *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rA", "-k", chosen),
-        *(f"tests/test_{name}.py" for name in files),
+        *(f"tests/{name}.py" for name in files),
     )
     passed = set(re.findall(r"^PASSED tests/(\S+)", out, flags=re.MULTILINE))
     for expected in (
-        "test_medoid.py::test_medoid_is_the_vector_nearest_to_all_others",
-        "test_corner.py::test_every_adversary_sends_the_largest_values",
-        "test_conf.py::test_aggregation[medoid]",
-        "test_conf.py::test_attack[corner]",
-        "test_rule.py::test_equivariance[Medoid()]",
-        "test_attacks.py::test_who_hides_sends_the_same_vector[Corner()]",
+        "aggregation/test_medoid.py::test_medoid_is_the_vector_nearest_to_all_others",
+        "attacks/test_corner.py::test_every_adversary_sends_the_largest_values",
+        "simulations/test_conf.py::test_aggregation[medoid]",
+        "simulations/test_conf.py::test_attack[corner]",
+        "aggregation/test_rule.py::test_equivariance[Medoid()]",
+        "attacks/test_attacks.py::test_who_hides_sends_the_same_vector[Corner()]",
         "test_imports.py::test_dependencies_point_one_way[aggregation/medoid.py]",
     ):
         assert expected in passed, out[-3000:]

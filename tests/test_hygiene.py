@@ -15,12 +15,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 from packaging.requirements import Requirement
 
-from flwr_safedshb import npy
-from flwr_safedshb.client import RefusedError, client_app
-from flwr_safedshb.records import identify
-from flwr_safedshb.screening import Excluded, Template
-from simulations.deployment import ROOT
-from tests.test_client import THETA, ledger, make, node
+from flwr_safedshb.client.client import RefusedError, client_app
+from flwr_safedshb.flower import codec
+from flwr_safedshb.flower.compat import identify
+from flwr_safedshb.server.screening import Excluded, Template
+from simulations.loopback import ROOT
+from tests.client.test_client import THETA, ledger, make, node
 
 # Each of them can run what it reads.
 UNPICKLING = {"cloudpickle", "dill", "marshal", "pickle", "shelve", "yaml"}
@@ -141,8 +141,8 @@ def test_a_reply_larger_than_the_model_is_refused_before_it_is_decoded(
     def decode(array: Array) -> None:
         raise AssertionError("decoded")
 
-    monkeypatch.setattr(npy, "decode", decode)
-    monkeypatch.setattr(npy, "split", decode)
+    monkeypatch.setattr(codec, "decode", decode)
+    monkeypatch.setattr(codec, "split", decode)
     identify(1)
     asked = Message(RecordDict(), dst_node_id=2, message_type="train")
     # The first array is in order: sizes are looked at before any array is.

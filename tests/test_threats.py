@@ -3,14 +3,15 @@
 import ast
 import re
 
-from simulations.deployment import ROOT
+from simulations.loopback import ROOT
 
 PAGE = (ROOT / "docs" / "threat-model.md").read_text()
 NAMED = re.findall(r"`(test_\w+)\.py::(test_\w+)`", PAGE)
 
 
 def named_in(module: str) -> set[str]:
-    tree = ast.parse((ROOT / "tests" / f"{module}.py").read_text())
+    (path,) = (ROOT / "tests").rglob(f"{module}.py")
+    tree = ast.parse(path.read_text())
     return {item.name for item in tree.body if isinstance(item, ast.FunctionDef)}
 
 

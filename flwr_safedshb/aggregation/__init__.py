@@ -16,7 +16,7 @@ from flwr_safedshb.aggregation.rule import (
     Rule,
     Weighing,
 )
-from flwr_safedshb.aggregation.smea import SMEA
+from flwr_safedshb.aggregation.smea.rule import SMEA
 
 __all__ = [
     "CAF",

@@ -5,6 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_safedshb.aggregation.gram import (
+    Clients,
+    FloatArray,
+    nearest_sums,
+    squared_distances,
+    weighted_sum,
+)
 from flwr_safedshb.aggregation.rule import (
     Floats,
     GramRule,
@@ -13,13 +20,6 @@ from flwr_safedshb.aggregation.rule import (
     subset_weights,
 )
 from flwr_safedshb.aggregation.spectral import scatter_lambda, weighted_lambda
-from flwr_safedshb.gram import (
-    Clients,
-    FloatArray,
-    nearest_sums,
-    squared_distances,
-    weighted_sum,
-)
 from flwr_safedshb.theory import kappa_geometric_median, kappa_krum
 
 MEDIAN_STEPS = 10_000

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flwr_safedshb.aggregation.gram import FloatArray
 from flwr_safedshb.aggregation.rule import CoordinatewiseRule
-from flwr_safedshb.gram import FloatArray
 from flwr_safedshb.theory import kappa_median, kappa_trimmed_mean
 
 

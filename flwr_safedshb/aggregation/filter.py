@@ -14,9 +14,9 @@ from typing import ClassVar
 import numpy as np
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
+from flwr_safedshb.aggregation.gram import FloatArray
 from flwr_safedshb.aggregation.rule import GramRule, Notion, Weighing, check_gram
 from flwr_safedshb.aggregation.spectral import single_threaded
-from flwr_safedshb.gram import FloatArray
 from flwr_safedshb.theory import filter_eta, kappa_filter
 
 # Projections whose squares differ by less than this factor are equal.

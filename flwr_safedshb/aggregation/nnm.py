@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flwr_safedshb.aggregation.gram import Clients, FloatArray, squared_distances
 from flwr_safedshb.aggregation.rule import (
     CoordinatewiseRule,
     Floats,
@@ -18,7 +19,6 @@ from flwr_safedshb.aggregation.rule import (
     check_gram,
 )
 from flwr_safedshb.aggregation.spectral import weighted_lambda
-from flwr_safedshb.gram import Clients, FloatArray, squared_distances
 from flwr_safedshb.theory import kappa_nnm
 
 

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_safedshb.gram import (
+from flwr_safedshb.aggregation.gram import (
     Clients,
     FloatArray,
     blocks,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from flwr_safedshb.gram import FloatArray
+from flwr_safedshb.aggregation.gram import FloatArray
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -6,8 +6,8 @@ from typing import ClassVar, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_safedshb.aggregation.gram import FloatArray
 from flwr_safedshb.attacks.base import Aggregate, Attack
-from flwr_safedshb.gram import FloatArray
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flwr_safedshb.aggregation.gram import FloatArray
 from flwr_safedshb.attacks.base import Aggregate, Attack
-from flwr_safedshb.gram import FloatArray
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from typing import TypeGuard
 import numpy as np
 
 from flwr_safedshb.aggregation import NNM, GramRule
+from flwr_safedshb.aggregation.gram import FloatArray
 from flwr_safedshb.attacks.base import Aggregate, Attack
-from flwr_safedshb.gram import FloatArray
 
 # The paper does not give its grid. Eight values a decade: robust rules give way about
 # in proportion to tau until they reject B, so the best of the grid falls some 25% short

@@ -140,15 +140,15 @@ class PrivacyPlan:
 
     def epsilon(self, steps: int, delta: float) -> float:
         """Epsilon of ``steps`` releases (T) at ``delta``; infinite without noise."""
-        from flwr_safedshb.privacy import accounting
+        from flwr_safedshb.privacy.accounting import accountant
 
-        return accounting.epsilon([(self, steps)], delta)
+        return accountant.epsilon([(self, steps)], delta)
 
     def statement(self, steps: int, delta: float) -> PrivacyStatement:
         """Epsilon of ``steps`` releases, with the mechanism it is true for."""
-        from flwr_safedshb.privacy import accounting
+        from flwr_safedshb.privacy.accounting import accountant
 
-        return accounting.statement([(self, steps)], delta)
+        return accountant.statement([(self, steps)], delta)
 
     @classmethod
     def calibrate(
@@ -171,7 +171,7 @@ class PrivacyPlan:
         PrivacyPlan
             Its accounted epsilon is at most ``target_epsilon`` and within 1% of it.
         """
-        from flwr_safedshb.privacy import calibration
+        from flwr_safedshb.privacy.accounting import calibration
 
         shape = cls(
             clip_norm=clip_norm,

@@ -18,7 +18,7 @@ from rich.console import Console
 from simulations.benchmarks import history, sheet
 from simulations.benchmarks.measure import timed
 from simulations.benchmarks.outcome import OUT, show_table
-from simulations.publish import publish
+from simulations.results.publish import publish
 
 BENCHMARKS = ("aggregation", "client_step", "startup", "engine", "end_to_end")
 PAGE = "index.html"

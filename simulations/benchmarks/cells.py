@@ -10,8 +10,8 @@ from statistics import median
 import numpy as np
 
 from flwr_safedshb.aggregation import SMEA, Filter, Weighing
+from flwr_safedshb.aggregation.gram import gram
 from flwr_safedshb.aggregation.rule import check_vectors
-from flwr_safedshb.gram import gram
 from simulations.benchmarks.families import FAMILIES, HOSTILE, Vectors, family
 from simulations.benchmarks.measure import in_turns, worked
 from simulations.benchmarks.rivals import Price, Rival, price

@@ -13,10 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import FigureBase
 
 from flwr_safedshb.aggregation import Filter
-from flwr_safedshb.aggregation.incumbent import descend, outermost_first, shrink
-from flwr_safedshb.aggregation.search import Best, Budget, improve
+from flwr_safedshb.aggregation.gram import gram, squared_distances
+from flwr_safedshb.aggregation.smea.incumbent import descend, outermost_first, shrink
+from flwr_safedshb.aggregation.smea.search import Best, Budget, improve
 from flwr_safedshb.aggregation.spectral import scatter_lambda
-from flwr_safedshb.gram import gram, squared_distances
 from simulations.benchmarks.cells import warm_up
 from simulations.benchmarks.families import family
 from simulations.benchmarks.measure import in_turns

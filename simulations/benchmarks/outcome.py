@@ -20,7 +20,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table as RichTable
 
 from simulations.benchmarks.measure import machine
-from simulations.plots import STYLE
+from simulations.results.plots import STYLE
 
 OUT = Path("outputs/benchmarks")
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import TypedDict
 
-from simulations import page
 from simulations.benchmarks.history import Entry
 from simulations.benchmarks.outcome import Check, Table
-from simulations.summary import row
+from simulations.results import page
+from simulations.studies.paper.summary import row
 
 
 class Found(TypedDict):

@@ -27,11 +27,11 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
 
-from flwr_safedshb.privacy.gradients import ClippedGradients
-from flwr_safedshb.privacy.mechanism import BLOCK, private_gradient
-from flwr_safedshb.privacy.noise import SecureRandomness, SeededRandomness
+from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
+from flwr_safedshb.privacy.gaussian import BLOCK, private_gradient
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from flwr_safedshb.privacy.sampling import sample
+from flwr_safedshb.privacy.randomness.noise import SecureRandomness, SeededRandomness
+from flwr_safedshb.privacy.samplers import sample
 from simulations.benchmarks.measure import in_turns, reset_peak, resident
 from simulations.models import CNN, MLP, LogisticRegression
 

@@ -22,7 +22,7 @@ from simulations.chaos import band, problem
 from simulations.chaos.faults import FAULTS, Fault
 from simulations.chaos.findings import Finding
 from simulations.chaos.suite import cleared, trained
-from simulations.deployment import ROOT
+from simulations.loopback import ROOT
 
 STEPS = 6
 

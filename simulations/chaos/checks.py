@@ -8,8 +8,8 @@ from functools import cache
 
 import numpy as np
 
-from flwr_safedshb.node import LEDGER_NAME
-from flwr_safedshb.privacy.ledger import Ledger
+from flwr_safedshb.client.node import LEDGER_NAME
+from flwr_safedshb.privacy.ledger.ledger import Ledger
 from simulations.chaos.problem import (
     DELTA,
     EXAMPLES,

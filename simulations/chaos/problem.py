@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_safedshb.privacy.noise import SeededRandomness
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from flwr_safedshb.privacy.sampling import sample
+from flwr_safedshb.privacy.randomness.noise import SeededRandomness
+from flwr_safedshb.privacy.samplers import sample
 
 NODES = 5
 HOSTILE = 4  # the node that is adversarial throughout; f = 1

@@ -15,7 +15,7 @@ from simulations.chaos.faults import DISK, Fault
 from simulations.chaos.findings import Finding, examined
 from simulations.chaos.problem import DELTA, MAX_EPSILON, NODES
 from simulations.chaos.trial import Trial
-from simulations.deployment import ROOT, Deployment
+from simulations.loopback import ROOT, Deployment
 
 _APP = ROOT / "simulations" / "chaos" / "flower-app"
 _DISK_SIZE = "256k"

@@ -11,7 +11,7 @@ from pathlib import Path
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from flwr_safedshb.delivery import WrappedGrid
+from flwr_safedshb.flower.grid import WrappedGrid
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from flwr_safedshb.checkpoint import Progress, load
-from flwr_safedshb.node import LEDGER_NAME
-from flwr_safedshb.privacy.ledger import Ledger
+from flwr_safedshb.client.node import LEDGER_NAME
+from flwr_safedshb.privacy.ledger.ledger import Ledger
+from flwr_safedshb.server.checkpoint import Progress, load
 from simulations.chaos.client import Order
 from simulations.chaos.problem import Vector
 from simulations.chaos.server import CHECKPOINT, LOG, TRACE
 from simulations.chaos.trace import Received, Sent, noted_messages, noted_steps
-from simulations.deployment import Deployment
+from simulations.loopback import Deployment
 
 # Far beyond what anything takes: only a hang is to end here.
 PATIENCE_SECONDS = 900.0

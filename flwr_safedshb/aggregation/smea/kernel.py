@@ -1,0 +1,261 @@
+r"""Branch and bound for a positive definite principal submatrix of a given size.
+
+This is SMEA's decision. Let D be squared distances, m = n - f, a a member of S, y_i =
+x_i - x_a and G_ij = <y_i, y_j>. With P = I - 1 1^T/m, the largest eigenvalue of the
+scatter of S is below t exactly if tI - Y P Y^T is positive definite on S \ {a}; P
+restricted to these m - 1 points has the inverse I + 1 1^T, so this is
+
+    M_S = (I + 1 1^T) - G/t  positive definite on S \ {a},
+
+and M does not depend on S. The search includes or excludes one candidate at a time:
+
+- include j: M becomes its Schur complement at j; the inverse V = M^-1 drops row j;
+- exclude j: M drops row j; V becomes its Schur complement at j.
+
+With `slack` = candidates - needed, the number that must still be excluded, and
+`negative` = the number of negative eigenvalues of M on the candidates:
+
+- M_jj <= 0: j is out. M_jj M_kk <= M_jk^2: j and k are not both in; more than slack
+  such k: j is out; a matching of more than slack such pairs: nothing here.
+- each exclusion takes away at most one negative eigenvalue (interlacing): negative >
+  slack: nothing here; negative = 0: every choice that is left will do; negative =
+  slack or slack - 1: as the inertia of M is that of its rest plus that of V_RR, the
+  excluded set R has V_RR with no or one positive eigenvalue. So V_jj >= 0: j is in, for
+  negative = slack; and fewer than slack - 1 partners to go with: j is in.
+
+`negative` follows from signs: including leaves it, excluding j lowers it by one exactly
+if V_jj < 0. No sign is trusted within round-off: V is refreshed from an eigenvalue
+decomposition where it drifts, and where M is nearly singular the search branches
+without it. M itself is safe: along the path to a positive definite submatrix its
+updates are those of a Cholesky factorisation.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_safedshb.aggregation.gram import FloatArray
+from flwr_safedshb.aggregation.smea.compiled import compiled
+from flwr_safedshb.aggregation.smea.levels import (
+    AND_WITHOUT,
+    CANDIDATES,
+    DOUBTFUL,
+    LEVEL,
+    NEEDED,
+    NEGATIVE,
+    NODES,
+    PIVOT,
+    TINY,
+    TRUST,
+    UNCHECKED,
+    UNKNOWN,
+    WITHOUT,
+    Stack,
+    check_inverse,
+    exclude,
+    include,
+    refresh,
+)
+from flwr_safedshb.aggregation.smea.primitives import (
+    NONE,
+    SOME,
+    IntArray,
+    conflicts,
+    find_pair,
+    highest,
+    lowest,
+    partners,
+)
+
+# What a step of the search ended with.
+EXHAUSTED, OUT_OF_NODES, FOUND, PRUNED, OPEN, CHANGED = 0, 1, 2, 3, 4, 5
+# Preference for pivots whose exclusion is costly; of 0 to 1, this visited fewest nodes.
+COSTLY = 0.25
+
+
+def doubt(stack: Stack) -> None:
+    """Go on after a find that did not stand up: within round-off of the threshold."""
+    counts = stack.counts[stack.cursor[LEVEL]]
+    if counts[NEEDED] == 0:
+        backtrack(stack)
+    else:
+        counts[NEGATIVE] = DOUBTFUL
+
+
+@compiled
+def advance(stack: Stack, max_nodes: int) -> int:
+    """Search until something is found, all is seen, or `max_nodes` more are visited."""
+    limit = stack.cursor[NODES] + max_nodes
+    while stack.cursor[LEVEL] >= 0:
+        if stack.cursor[NODES] >= limit:
+            return OUT_OF_NODES
+        stack.cursor[NODES] += 1
+        level = stack.cursor[LEVEL]
+        state = _settle(stack, level)
+        if state == FOUND:
+            return FOUND
+        if state == OPEN:
+            _descend(stack, level)
+        else:
+            backtrack(stack)
+    return EXHAUSTED
+
+
+@compiled
+def backtrack(stack: Stack) -> None:
+    """Leave the current level and exclude the pivot of the one above.
+
+    And with it every candidate that equals it: a set that has one of them in place of
+    the pivot is as good as one with the pivot, and those have been seen.
+    """
+    stack.cursor[LEVEL] -= 1
+    level = stack.cursor[LEVEL]
+    if level >= 0:
+        pivot = stack.counts[level, PIVOT]
+        kind = stack.kinds[stack.ids[level, pivot]]
+        exclude(stack, level, pivot)
+        for row in range(stack.counts[level, CANDIDATES] - 1, -1, -1):
+            if stack.kinds[stack.ids[level, row]] == kind:
+                exclude(stack, level, row)
+
+
+@compiled
+def _settle(stack: Stack, level: int) -> int:
+    """Draw every conclusion at a level, in place."""
+    counts = stack.counts[level]
+    matrix, inverse = stack.schur[level], stack.inverse[level]
+    while True:
+        c = counts[CANDIDATES]
+        slack = c - counts[NEEDED]
+        if slack < 0 or counts[NEGATIVE] > slack:
+            return PRUNED
+        if counts[NEEDED] == 0:
+            return FOUND
+        row = lowest(matrix, c)
+        if matrix[row, row] <= TINY:
+            exclude(stack, level, row)
+            continue
+        if counts[UNCHECKED]:
+            check_inverse(stack, level)
+        if counts[NEGATIVE] == UNKNOWN and refresh(stack, level) > slack:
+            return PRUNED
+        negative = counts[NEGATIVE]
+        if negative == 0:
+            return FOUND
+        if negative > 0:
+            state = _settle_dual(stack, level)
+            if state == CHANGED:
+                continue
+            if state != OPEN:
+                return state
+        degrees, scores = conflicts(matrix, c)
+        busiest = int(np.argmax(degrees))
+        if degrees[busiest] > slack:
+            exclude(stack, level, busiest)
+            continue
+        if degrees[busiest] > 0:
+            if _matching_exceeds(matrix[:c, :c], degrees, slack):
+                return PRUNED
+            counts[PIVOT] = busiest
+        else:
+            if negative > 0:
+                # To exclude these costs slack and takes no negative eigenvalue away.
+                scores *= 1.0 + COSTLY * (np.diag(inverse)[:c] > 0)
+            # Equal candidates first: excluding one excludes them all.
+            kinds = stack.kinds[stack.ids[level, :c]]
+            scores += (np.bincount(kinds)[kinds] > 1) * np.float64(c)
+            counts[PIVOT] = np.argmax(scores)
+        return OPEN
+
+
+@compiled
+def _settle_dual(stack: Stack, level: int) -> int:
+    """Draw conclusions from V: PRUNED, FOUND, CHANGED or OPEN.
+
+    A set R of `slack` candidates may go exactly if V_RR has `negative` negative
+    eigenvalues, so `slack - negative` positive ones.
+    """
+    c, negative = stack.counts[level, CANDIDATES], stack.counts[level, NEGATIVE]
+    slack = c - stack.counts[level, NEEDED]
+    inverse = stack.inverse[level]
+    if negative == slack:
+        row = highest(inverse, c)
+        if inverse[row, row] >= TRUST:
+            return _include_all(stack, level, np.diag(inverse)[:c] >= TRUST)
+        if slack > 1 and inverse[row, row] > -TRUST:
+            return OPEN
+        if slack == 1:
+            row = lowest(inverse, c)
+            if inverse[row, row] > -TRUST:
+                return OPEN
+            return _found_without(stack, level, row, row)
+    elif negative < slack - 1:
+        return OPEN
+    # No positive eigenvalue: no indefinite pair. One of them: no positive definite
+    # pair, so what goes with j where V_jj > 0 makes an indefinite pair with it.
+    sign = 1.0 if negative == slack else -1.0
+    if slack == 2:
+        j, k, pairs = find_pair(inverse, c, sign)
+        if pairs == SOME:
+            return _found_without(stack, level, j, k)
+        return PRUNED if pairs == NONE else OPEN
+    alone = partners(inverse, c, sign) < slack - 1
+    if negative < slack:
+        alone &= np.diag(inverse)[:c] >= TRUST
+    return _include_all(stack, level, alone)
+
+
+@compiled
+def _found_without(stack: Stack, level: int, j: int, k: int) -> int:
+    """Note one set of those that may do; the level stays, for the others."""
+    stack.counts[level, WITHOUT] = j
+    stack.counts[level, AND_WITHOUT] = k
+    return FOUND
+
+
+@compiled
+def _include_all(stack: Stack, level: int, rows: NDArray[np.bool_]) -> int:
+    """Include rows that must be in: PRUNED if they cannot, CHANGED, OPEN if none."""
+    state = OPEN
+    # From the last, because what takes the place of a row comes from behind it.
+    for row in np.flatnonzero(rows)[::-1]:
+        if stack.schur[level, row, row] <= TINY:
+            return PRUNED
+        if stack.counts[level, NEEDED] == 0:
+            return PRUNED
+        include(stack, level, row)
+        state = CHANGED
+    return state
+
+
+@compiled
+def _matching_exceeds(matrix: FloatArray, degrees: IntArray, slack: int) -> bool:
+    """Say whether a greedy matching of conflicting pairs is larger than `slack`."""
+    free = degrees > 0
+    if free.sum() < 2 * (slack + 1):
+        return False
+    diagonal = np.diag(matrix)
+    pairs = 0
+    for j in np.flatnonzero(free):
+        if free[j]:
+            free[j] = False
+            partners = free & (matrix[j] * matrix[j] >= diagonal[j] * diagonal)
+            k = np.argmax(partners)
+            if partners[k]:
+                free[k] = False
+                pairs += 1
+                if pairs > slack:
+                    return True
+    return False
+
+
+@compiled
+def _descend(stack: Stack, level: int) -> None:
+    """Open the next level: the current one with its pivot included."""
+    c = stack.counts[level, CANDIDATES]
+    pivot = stack.counts[level, PIVOT]
+    stack.schur[level + 1, :c, :c] = stack.schur[level, :c, :c]
+    stack.inverse[level + 1, :c, :c] = stack.inverse[level, :c, :c]
+    stack.ids[level + 1, :c] = stack.ids[level, :c]
+    stack.counts[level + 1] = stack.counts[level]
+    include(stack, level + 1, pivot)
+    stack.cursor[LEVEL] = level + 1

@@ -1,0 +1,176 @@
+"""SMEA: the mean of the n - f vectors whose covariance has the smallest top eigenvalue.
+
+Allouah et al., "On the Privacy-Robustness-Utility Trilemma in Distributed Learning",
+ICML 2023. The paper's cost is O(C(n, f) d^3); here the subset is found exactly by
+branch and bound on the Gram matrix (`search`), and a search that is stopped early says
+how far from the best it can be.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
+from typing import ClassVar
+
+import numpy as np
+
+from flwr_safedshb.aggregation.gram import FloatArray, squared_distances
+from flwr_safedshb.aggregation.rule import (
+    GramRule,
+    Notion,
+    Weighing,
+    check_gram,
+    subset_weights,
+)
+from flwr_safedshb.aggregation.smea.incumbent import RESOLUTION, Subset, outermost_first
+from flwr_safedshb.aggregation.spectral import (
+    scatter_gram,
+    scatter_lambda,
+    single_threaded,
+)
+from flwr_safedshb.theory import kappa_smea
+
+# Up to so many subsets it is faster to look at all of them.
+ENUMERATED = 250
+
+
+@dataclass(frozen=True)
+class SMEA(GramRule):
+    """Smallest Maximum Eigenvalue Averaging, exact to a relative 1e-9.
+
+    Hostile vectors can make any exact search exponential, so it has a budget. Past it,
+    the answer is the best subset found; `weigh` then certifies it with a proven lower
+    bound on the smallest eigenvalue and the kappa that follows from the gap.
+
+    Parameters
+    ----------
+    max_nodes : int
+        Budget in nodes of the search: the answer is a function of the input alone.
+    time_limit : float, optional
+        Budget in seconds on top of it; the answer then depends on the machine.
+    """
+
+    max_nodes: int = 400_000
+    time_limit: float | None = None
+
+    notion: ClassVar[Notion] = "spectral"
+
+    def __post_init__(self) -> None:
+        if self.max_nodes < 0:
+            raise ValueError(f"max_nodes={self.max_nodes} must be at least 0")
+        if self.time_limit is not None and not self.time_limit >= 0:
+            raise ValueError(f"time_limit={self.time_limit} must be at least 0 seconds")
+
+    def kappa(self, n: int, f: int) -> float:
+        """Return 4f/(n-2f), the constant of an exact answer."""
+        return kappa_smea(n, f)
+
+    @single_threaded
+    def weigh(self, gram: FloatArray, f: int) -> Weighing:
+        """Return the subset of size n - f with the smallest top eigenvalue."""
+        gram = check_gram(gram, f)
+        n, m = len(gram), len(gram) - f
+        distances = squared_distances(gram)
+        if f == 0:
+            subset = np.arange(n)
+            smallest = bound = scatter_lambda(distances, subset)
+        else:
+            # Search in an order that does not depend on the order of the clients.
+            order = outermost_first(distances, m)
+            ordered = distances[np.ix_(order, order)]
+            chosen, smallest, bound = self._choose(ordered, m)
+            subset = np.sort(order[chosen])
+        gap = smallest / bound - 1.0 if bound > 0.0 else math.inf
+        return Weighing(
+            weights=subset_weights(n, subset),
+            subset=subset,
+            lambda_max=smallest / m,
+            lower_bound=bound / m,
+            kappa=kappa_smea(n, f, gap if smallest > 0.0 else 0.0),
+        )
+
+    def weigh_many(self, grams: FloatArray, f: int) -> FloatArray:
+        """Return the weights for each Gram matrix; at once where all are enumerated."""
+        g, n = len(grams), grams.shape[-1]
+        if f == 0 or g == 0 or math.comb(n, f) > ENUMERATED:
+            return super().weigh_many(grams, f)
+        return self._enumerate_many(
+            np.array([check_gram(gram, f) for gram in grams]), f
+        )
+
+    @single_threaded
+    def _enumerate_many(self, grams: FloatArray, f: int) -> FloatArray:
+        g, n = len(grams), grams.shape[-1]
+        distances = squared_distances(grams)
+        orders = outermost_first(distances, n - f)
+        rows = np.arange(g)[:, None]
+        ordered = distances[rows[:, :, None], orders[:, :, None], orders[:, None, :]]
+        subsets, _ = _enumerate(ordered, n - f)
+        weights = np.zeros((g, n))
+        weights[rows, np.take_along_axis(orders, subsets, axis=1)] = 1.0 / (n - f)
+        return weights
+
+    def _choose(self, distances: FloatArray, m: int) -> tuple[Subset, float, float]:
+        """Return the subset, the top eigenvalue of its scatter, and a lower bound."""
+        if math.comb(len(distances), m) <= ENUMERATED:
+            subsets, values = _enumerate(distances[None], m)
+            return subsets[0], float(values[0]), float(values[0])
+        # Compiling takes time, and small federations never need the search.
+        from flwr_safedshb.aggregation.smea.search import search
+
+        return search(distances, m, self.max_nodes, self.time_limit)
+
+
+def _enumerate(distances: FloatArray, m: int) -> tuple[Subset, FloatArray]:
+    """Look at every subset that may be the best; of those that tie, take the first.
+
+    Parameters
+    ----------
+    distances : (g, n, n) array
+
+    Returns
+    -------
+    subsets : (g, m) array
+    values : (g,) array
+        Largest eigenvalue of the scatter of each.
+    """
+    subsets = _subsets(distances.shape[-1], m)
+    blocks = distances[:, subsets[:, :, None], subsets[:, None, :]]
+    scatters = scatter_gram(blocks)
+    lowest, highest = _eigenvalue_bounds(scatters)
+    within = 1.0 + 2 * RESOLUTION  # what ties with the best is looked at, too
+    open_ = lowest <= within * highest.min(axis=1, keepdims=True)
+    values = np.full(open_.shape, np.inf)
+    values[open_] = np.linalg.eigvalsh(scatters[open_])[..., -1]
+    smallest = values.min(axis=1, keepdims=True)
+    first = np.argmax(values <= smallest + RESOLUTION * np.abs(smallest), axis=1)
+    found = np.take_along_axis(values, first[:, None], axis=1)[:, 0]
+    return subsets[first], np.maximum(found, 0.0)
+
+
+def _eigenvalue_bounds(scatters: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return bounds on the top eigenvalues of scatters, (..., m, m), from their traces.
+
+    With t the sum and q the sum of squares of the m - 1 eigenvalues that are not zero
+    by centring: q <= lambda t for the largest, and lambda is at most sqrt(m - 2)
+    deviations above their mean (Wolkowicz and Styan, 1980).
+    """
+    rank = max(scatters.shape[-1] - 1, 1)
+    total = np.trace(scatters, axis1=-2, axis2=-1)
+    scale = float(total.max())
+    if not scale > 0.0:
+        return np.zeros_like(total), total
+    scaled = scatters / scale
+    squares = np.einsum("...ij,...ij->...", scaled, scaled)
+    mean = total / (scale * rank)
+    spread = np.sqrt(np.maximum(squares / rank - mean * mean, 0.0))
+    # The difference above may have lost all but the last bits of the mean.
+    highest = mean + np.sqrt(rank - 1.0) * (spread + 1e-7 * mean)
+    exact = squares > 1e-280  # or the squares have underflowed
+    lowest = np.divide(squares, mean * rank, out=np.zeros_like(mean), where=exact)
+    return scale * lowest, np.where(exact, scale * highest, total)
+
+
+@lru_cache(maxsize=32)
+def _subsets(n: int, m: int) -> Subset:
+    return np.array(list(combinations(range(n), m)), dtype=np.intp)

@@ -1,0 +1,87 @@
+"""Know what a federation guarantees: before it starts, while it runs, afterwards.
+
+For example:
+  safedshb demo                   hijacked hospitals; needs the repository
+  safedshb rules --n 7 --f 3      what each rule of the server proves
+  safedshb attacks --json         what hostile clients may send, for a program
+  safedshb plan -n 7 -f 3 -m 2763 -d 69 -b 25 -T 400 --delta 1e-4 -s 1
+  safedshb doctor node.toml       may this node join?
+  safedshb ledger show node.toml  what has it spent?
+  safedshb plan --help            more about one command
+
+Exit codes: 0 yes or done; 1 no (a check failed, a request was refused); 2 the command
+was not understood or a value is out of bounds; 130 stopped by Ctrl-C.
+
+Colours are for terminals only: a pipe, a file, or NO_COLOR=1 gets plain text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import os
+import pkgutil
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from types import ModuleType
+
+YES, NO, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        code = int(options.run(options))
+        sys.stdout.flush()
+    except (ValueError, FileNotFoundError) as error:
+        print(f"safedshb {options.command}: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        print(f"safedshb {options.command}: stopped", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader, such as `head`, has what it wanted; Python would complain of the
+        # closed pipe once more at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    head, rest = _described(sys.modules[__name__])
+    parser = argparse.ArgumentParser(
+        "safedshb",
+        description=head,
+        epilog=rest,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    version = f"safedshb {metadata.version('flwr-safedshb')}"
+    parser.add_argument("--version", action="version", version=version)
+    choices = parser.add_subparsers(dest="command", metavar="command", required=True)
+    # One file a command: its docstring is the help, `add` adds its arguments, `run`
+    # does the work and returns the exit code. Heavy imports belong inside `run`, so
+    # that --help answers at once; a name with an underscore is no command.
+    for found in pkgutil.iter_modules(__path__):
+        if found.name.startswith("_"):
+            continue
+        command = importlib.import_module(f"{__name__}.{found.name}")
+        head, rest = _described(command)
+        mine = choices.add_parser(
+            found.name,
+            help=head,
+            description=head,
+            epilog=rest,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add(mine)
+        mine.set_defaults(run=command.run)
+    return parser
+
+
+def _described(module: ModuleType) -> tuple[str, str]:
+    """Return the first line of a docstring, and the rest."""
+    head, _, rest = inspect.cleandoc(module.__doc__ or "").partition("\n")
+    return head, rest.strip()

@@ -1,0 +1,52 @@
+"""What the commands that list things share."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def concrete(package: ModuleType, base: type[T]) -> list[type[T]]:
+    """Return the classes under `base` that the modules of a package define, by name.
+
+    Looked for, not registered: who adds a file has added the class to the list.
+    """
+    kinds: set[type[T]] = set()
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        module = importlib.import_module(found.name)
+        for _, kind in inspect.getmembers(module, inspect.isclass):
+            if issubclass(kind, base) and kind.__module__ == module.__name__:
+                kinds.add(kind)
+    return sorted(
+        (kind for kind in kinds if not inspect.isabstract(kind)),
+        key=lambda kind: kind.__name__,
+    )
+
+
+def show(
+    title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], number: str = ""
+) -> None:
+    """Print a table; the column with the head `number` is set to the right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for i, head in enumerate(heads):
+        table.add_column(
+            head,
+            style="bold" if i == 0 else None,
+            no_wrap=i == 0,
+            justify="right" if head == number else "left",
+        )
+    for row in rows:
+        # As text: what stands in brackets is no markup.
+        table.add_row(*map(Text, row))
+    Console().print(table)

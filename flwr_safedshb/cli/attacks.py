@@ -1,0 +1,73 @@
+"""List the attacks that a simulation can give to hostile clients.
+
+Adversaries see what the honest clients send in a step, and then choose. Every attack
+goes into `AdversarialGrid`, which puts it between any Flower strategy and its clients;
+in an experiment of the repository it is `attack=alie` and the like.
+
+For example:
+  safedshb attacks
+  safedshb attacks --json         with the options and their defaults
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from flwr_safedshb.cli import _listing as listing
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the list says of one attack."""
+
+    attack: str
+    on: str
+    knows_rule: bool
+    options: dict[str, object]
+    summary: str
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--json", action="store_true", help="for a program to read")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the list."""
+    rows = list(found())
+    if arguments.json:
+        print(json.dumps([vars(row) for row in rows], indent=2))
+        return 0
+    listing.show(
+        "Attacks, all with sight of what honest clients send",
+        ("attack", "on", "knows the rule", "what it does"),
+        [
+            (
+                f"{row.attack}()",
+                row.on,
+                "yes" if row.knows_rule else "no",
+                row.summary,
+            )
+            for row in rows
+        ],
+    )
+    return 0
+
+
+def found() -> Iterator[Row]:
+    """Yield what there is to say of every attack in `flwr_safedshb.attacks`."""
+    from flwr_safedshb import attacks
+    from flwr_safedshb.attacks import Attack, SearchedAttack
+
+    for kind in listing.concrete(attacks, Attack):  # type: ignore[type-abstract]
+        yield Row(
+            attack=kind.__name__,
+            on="vectors" if kind.replaces_vectors else "data",
+            knows_rule=issubclass(kind, SearchedAttack),
+            options={field.name: field.default for field in fields(kind)},
+            summary=inspect.cleandoc(kind.__doc__ or "").partition("\n")[0],
+        )

@@ -1,0 +1,93 @@
+r"""Check a node before it joins: data, model, ledger, policy, versions, entropy, clock.
+
+Run it on the node, as the user that the SuperNode runs as. The run is an app's: its
+folder (by default this one) names its client in pyproject.toml; or name a client_fn.
+Nothing is charged, released, created or changed.
+
+  safedshb doctor node.toml --run-config 'hydra-overrides="privacy=high"' --steps 400
+  safedshb doctor node.toml --client my_app.client:client_fn
+  safedshb doctor node.toml --superlink server.example.org:9092 \
+      --root-certificates ca.crt --key node.key --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flwr_safedshb.deployment.doctor.check import Check
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("node_config", type=Path, help="the node's TOML file")
+    parser.add_argument(
+        "--app", type=Path, default=Path(), help="folder of the Flower app (default: .)"
+    )
+    parser.add_argument(
+        "--client",
+        metavar="MODULE:OBJECT",
+        help="client_fn, or what client_app made of it, in place of the app's",
+    )
+    parser.add_argument(
+        "--run-config", default="", help="of the run, as `flwr run` takes it"
+    )
+    parser.add_argument("--steps", type=int, metavar="T", help="that the run will take")
+    parser.add_argument(
+        "--superlink", metavar="HOST:PORT", help="where the node will connect"
+    )
+    parser.add_argument(
+        "--root-certificates", type=Path, help="that the SuperLink's must be signed by"
+    )
+    parser.add_argument("--key", type=Path, help="the node's private key")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what was found; 0 if the node is fit to join."""
+    from flwr.common.config import parse_config_args
+
+    from flwr_safedshb.deployment.doctor.app import (
+        load_client_fn,
+        read_app,
+        read_node_config,
+    )
+    from flwr_safedshb.deployment.doctor.check import fit_to_join
+    from flwr_safedshb.deployment.doctor.link import check_key, check_link
+    from flwr_safedshb.deployment.doctor.node import examine
+
+    if arguments.steps is not None and arguments.steps < 1:
+        raise ValueError(f"--steps={arguments.steps} must be at least 1")
+    if (arguments.superlink is None) != (arguments.root_certificates is None):
+        raise ValueError("--superlink and --root-certificates belong together")
+    node_config = read_node_config(arguments.node_config)
+    run_config = parse_config_args([arguments.run_config])
+    name = arguments.client
+    if name is None:
+        name, defaults = read_app(arguments.app)
+        run_config = {**defaults, **run_config}
+    client_fn = load_client_fn(name, arguments.app.absolute())
+    checks: list[Check] = []
+    if arguments.superlink is not None:
+        checks += check_link(arguments.superlink, arguments.root_certificates)
+    if arguments.key is not None:
+        checks.append(check_key(arguments.key))
+    checks += examine(node_config, client_fn, run_config, arguments.steps)
+    fit = fit_to_join(checks)
+    if arguments.json:
+        print(json.dumps({"fit": fit, "checks": [vars(c) for c in checks]}, indent=2))
+    else:
+        _show(checks, fit)
+    return 0 if fit else 1
+
+
+def _show(checks: list[Check], fit: bool) -> None:
+    from flwr_safedshb.cli._listing import show
+
+    rows = [(check.name, check.verdict, check.finding) for check in checks]
+    show("The node", ("check", "verdict", "finding"), rows)
+    failed = [check.name for check in checks if check.verdict == "failed"]
+    print("fit to join" if fit else f"NOT fit to join: {', '.join(failed)}")

@@ -1,0 +1,189 @@
+"""Read a privacy ledger: what was spent, on which runs, and what is left.
+
+The ledger is named by its file, by its state-dir, or by the node's TOML file. It is
+read from a copy made at one moment, also while a node is charging it, and neither
+created nor changed.
+
+  safedshb ledger show node.toml
+  safedshb ledger show /var/lib/safedshb/state --json
+  safedshb ledger export node.toml --format json --output charges.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flwr_safedshb.privacy.ledger.ledger import Charge, Ledger
+    from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run was charged; `epsilon_alone` of several runs do not add up."""
+
+    run: str
+    first: str
+    last: str
+    steps: int
+    epsilon_alone: float
+    plans: list[PrivacyPlan]
+
+
+@dataclass(frozen=True)
+class Left:
+    """How many more steps of a plan the budget allows."""
+
+    plan: PrivacyPlan
+    steps: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a ledger says."""
+
+    max_epsilon: float
+    delta: float
+    spent: PrivacyStatement
+    left: list[Left]
+    runs: list[Run]
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    actions = parser.add_subparsers(dest="action", metavar="show|export", required=True)
+    show = actions.add_parser("show", help="a summary, by run")
+    show.add_argument("--json", action="store_true", help="print JSON")
+    export = actions.add_parser("export", help="every charge")
+    export.add_argument("--format", choices=("csv", "json"), default="csv")
+    export.add_argument(
+        "--output", type=Path, help="a new file (default: print the charges)"
+    )
+    for action in (show, export):
+        action.add_argument("ledger", type=Path, help="file, state-dir or node's TOML")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the ledger; 1 if it cannot be trusted."""
+    from flwr_safedshb.privacy.ledger.database import LedgerError
+    from flwr_safedshb.privacy.ledger.snapshot import snapshot
+
+    path = _found(arguments.ledger)
+    try:
+        with snapshot(path) as ledger:
+            if arguments.action == "export":
+                _export(ledger.charges(), arguments.format, arguments.output)
+            elif arguments.json:
+                found = {"ledger": str(path), **asdict(_summary(ledger))}
+                print(json.dumps(found, indent=2))
+            else:
+                _show(path, _summary(ledger))
+    except LedgerError as error:
+        print(f"safedshb ledger: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _found(path: Path) -> Path:
+    from flwr_safedshb.client.node import LEDGER_NAME
+
+    if path.suffix == ".toml":
+        from flwr_safedshb.deployment.doctor.app import read_node_config
+
+        config = read_node_config(path)
+        if "state-dir" not in config:
+            raise ValueError(f"{path} has no state-dir, and so no ledger")
+        path = Path(str(config["state-dir"]))
+        return path / LEDGER_NAME
+    return path / LEDGER_NAME if path.is_dir() else path
+
+
+def _summary(ledger: Ledger) -> Summary:
+    from flwr_safedshb.privacy.accounting import accountant
+
+    delta, limit = ledger.delta, ledger.max_epsilon
+    by_run: dict[str, list[Charge]] = {}
+    for charge in ledger.charges():
+        by_run.setdefault(charge.run, []).append(charge)
+    runs = [
+        Run(
+            run,
+            mine[0].time,
+            mine[-1].time,
+            sum(charge.steps for charge in mine),
+            accountant.epsilon(_pairs(mine), delta),
+            list(dict.fromkeys(charge.plan for charge in mine)),
+        )
+        for run, mine in by_run.items()
+    ]
+    pairs = _pairs(ledger.charges())
+    left = [
+        Left(plan, accountant.max_steps(pairs, plan, delta, limit))
+        for plan in dict.fromkeys(plan for plan, _ in pairs)
+    ]
+    return Summary(limit, delta, accountant.statement(pairs, delta), left, runs)
+
+
+def _pairs(charges: list[Charge]) -> list[tuple[PrivacyPlan, int]]:
+    return [(charge.plan, charge.steps) for charge in charges]
+
+
+def _show(path: Path, found: Summary) -> None:
+    from flwr_safedshb.cli._listing import show
+
+    rows = [
+        (
+            run.run,
+            f"{run.first[:16]} to {run.last[:16]}",
+            str(run.steps),
+            f"{run.epsilon_alone:.4g}",
+            "; ".join(map(_words, run.plans)),
+        )
+        for run in found.runs
+    ]
+    heads = ("run", "charged (UTC)", "steps", "epsilon alone", "plan")
+    show(f"Ledger {path}", heads, rows, number="steps")
+    print(f"spent:   {found.spent}")
+    print(f"allowed: epsilon = {found.max_epsilon:g} at delta = {found.delta:g}")
+    for left in found.left:
+        print(f"left:    {left.steps} steps of {_words(left.plan)}")
+
+
+def _words(plan: PrivacyPlan) -> str:
+    return (
+        f"C {plan.clip_norm:g}, noise multiplier {plan.noise_multiplier:g}, "
+        f"{plan.batch_size} of {plan.num_examples} ({plan.sampling}, {plan.adjacency})"
+    )
+
+
+def _export(charges: list[Charge], form: str, output: Path | None) -> None:
+    rows = [
+        {"time": c.time, "run": c.run, "steps": c.steps, **asdict(c.plan)}
+        for c in charges
+    ]
+    if form == "json":
+        text = json.dumps(rows, indent=2) + "\n"
+    else:
+        from flwr_safedshb.privacy.plan import PrivacyPlan
+
+        names = ["time", "run", "steps", *PrivacyPlan.__dataclass_fields__]
+        with io.StringIO() as buffer:
+            writer = csv.DictWriter(buffer, names, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+            text = buffer.getvalue()
+    if output is None:
+        print(text, end="")
+        return
+    try:
+        with output.open("x") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ValueError(f"--output={output} exists and is not overwritten") from None

@@ -1,0 +1,199 @@
+"""Forecast a federation: noise, epsilon, kappa, which cost dominates, what would help.
+
+Give a target epsilon, and the least noise that meets it is calibrated; or give the
+noise multiplier. The paper's setting:
+
+  safedshb plan -n 7 -f 3 -m 2763 -d 69 -b 25 -C 1 -T 400 --delta 1e-4 -s 1
+  safedshb plan -n 10 -f 2 -m 5000 -d 1000 -b 50 -T 500 --delta 1e-6 --epsilon 1 --json
+
+Nothing here looks at data; G, how far honest clients' gradients are apart, is yours to
+say. Bounds are those of Allouah et al., ICML 2023, see flwr_safedshb.theory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from typing import TYPE_CHECKING, get_args
+
+from flwr_safedshb.cli._forecast import (
+    Forecast,
+    Others,
+    Setting,
+    alternatives,
+    as_json,
+    by_sampling,
+    forecast,
+    kappas,
+    violations,
+)
+from flwr_safedshb.privacy.plan import Sampling
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+WORDS = {
+    "privacy": "privacy: noise in d coordinates",
+    "both": "both: what hides in the noise",
+    "robustness": "robustness: what hides in G",
+}
+
+
+def show(console: Console, now: Forecast, others: Others) -> None:
+    """Print everything for people."""
+    it = now.setting
+    console.print(
+        f"n = {it.n} clients, f = {it.f} hostile, m = {it.m} examples each, "
+        f"d = {it.d}, b = {it.b}, C = {it.clip_norm:g}, T = {it.steps}, "
+        f"delta = {it.delta:g}, {it.sampling} batches"
+    )
+    console.print(
+        f"\n[bold]Noise[/bold] sigma_DP = {now.plan.noise_std:.4g} in every coordinate "
+        f"(noise multiplier {now.plan.noise_multiplier:.4g})"
+    )
+    console.print("[bold]Privacy[/bold] at that noise, replace-one, PLD accountant:")
+    for sampling, epsilon in by_sampling(now).items():
+        mark = "  <- this plan" if sampling == it.sampling else ""
+        console.print(f"  epsilon = {_rounded(epsilon)} with {sampling} batches{mark}")
+    known = kappas(it)
+    console.print(
+        f"[bold]Robustness[/bold] kappa = {known['smea']:.4g} for SMEA (the paper's "
+        f"constant: {known['smea_paper']:.4g}; Filter: {known['filter']:.4g}; no rule "
+        f"is below {known['lower_bound']:.4g})"
+    )
+    console.print(_trilemma_table(now))
+    console.print(_dominance(now))
+    for violated in violations(now):
+        console.print(f"[yellow]The lower bound (*) assumes more:[/yellow] {violated}.")
+    console.print(_what_if_table(now, others))
+
+
+def _trilemma_table(now: Forecast) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        title="Where error comes from",
+        box=box.SIMPLE,
+        title_justify="left",
+        caption_justify="left",
+    )
+    table.add_column("cause")
+    table.add_column("any algorithm*", justify="right")
+    table.add_column("SMEA, one step**", justify="right")
+    for (name, low), high in zip(
+        now.lower.terms.items(), now.upper.terms.values(), strict=True
+    ):
+        table.add_row(WORDS[name], f"{low:.3g}", f"{high:.3g}")
+    table.add_row("together", f"{now.lower.total:.3g}", f"{now.upper.combined:.3g}")
+    table.caption = (
+        "* no less than this, the squared error of a mean after T steps; constants and "
+        "logarithms are left out: compare, do not quote\n"
+        "** proved: no more than this, the squared error of one step's aggregate; the "
+        "roots of the terms add up"
+    )
+    return table
+
+
+def _dominance(now: Forecast) -> str:
+    lower, it = now.lower, now.setting
+    factor = (
+        f"{lower.dominance:.3g} times the next"
+        if lower.dominance < math.inf
+        else "alone"
+    )
+    text = f"[bold]{lower.dominant}[/bold] dominates, {factor}."
+    if it.f > 0 and lower.dominant != "robustness":
+        even = math.sqrt(max(lower.privacy, lower.both) * it.n / it.f)
+        text += f" Robustness takes over once honest gradients differ by G > {even:.2g}"
+        text += "." if it.heterogeneity else " (you gave no --heterogeneity)."
+    return text
+
+
+def _what_if_table(now: Forecast, others: Others) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    title = "What if (at the same epsilon, with noise to match)"
+    table = Table(title=title, box=box.SIMPLE, title_justify="left")
+    table.add_column("change")
+    for column in ("epsilon", "sigma_DP", "kappa", "any*", "SMEA**"):
+        table.add_column(column, justify="right")
+    for change, then in others:
+        table.add_row(
+            change,
+            _rounded(then.epsilon),
+            f"{then.plan.noise_std:.4g}",
+            f"{then.kappa:.4g}",
+            f"x {then.lower.total / now.lower.total:.3g}",
+            f"x {then.upper.combined / now.upper.combined:.3g}",
+        )
+    return table
+
+
+def _rounded(epsilon: float) -> str:
+    return f"{epsilon:.3f}" if epsilon >= 0.1 else f"{epsilon:.3g}"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    whole: list[tuple[str, str, str]] = [
+        ("-n", "--num-nodes", "n, clients"),
+        ("-f", "--num-malicious-nodes", "f, clients that may be hostile; 2f < n"),
+        ("-m", "--num-examples", "m, examples of each client"),
+        ("-d", "--dimension", "d, parameters of the model"),
+        ("-b", "--batch-size", "b, examples in a batch; at most m"),
+        ("-T", "--steps", "T, steps of training"),
+    ]
+    for short, long, words in whole:
+        parser.add_argument(short, long, type=int, required=True, help=words)
+    parser.add_argument(
+        "-C", "--clip-norm", type=float, default=1.0, help="C (default: 1)"
+    )
+    parser.add_argument("--delta", type=float, required=True)
+    noise = parser.add_mutually_exclusive_group(required=True)
+    noise.add_argument("--epsilon", type=float, help="target that noise is made for")
+    noise.add_argument(
+        "-s", "--noise-multiplier", type=float, help="sigma_DP in units of 2C/b"
+    )
+    parser.add_argument(
+        "--sampling", choices=get_args(Sampling), default="fixed", help="(fixed)"
+    )
+    parser.add_argument(
+        "-G",
+        "--heterogeneity",
+        type=float,
+        default=0.0,
+        help="G, root mean square distance of honest gradients from their mean (0)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the forecast."""
+    from rich.console import Console
+
+    setting = Setting(
+        n=arguments.num_nodes,
+        f=arguments.num_malicious_nodes,
+        m=arguments.num_examples,
+        d=arguments.dimension,
+        b=arguments.batch_size,
+        clip_norm=arguments.clip_norm,
+        steps=arguments.steps,
+        delta=arguments.delta,
+        sampling=arguments.sampling,
+        epsilon=arguments.epsilon,
+        noise_multiplier=arguments.noise_multiplier,
+        heterogeneity=arguments.heterogeneity,
+    )
+    with Console(stderr=True).status("Accounting"):
+        now = forecast(setting)
+        others = [(change, forecast(then)) for change, then in alternatives(now)]
+    if arguments.json:
+        print(json.dumps(as_json(now, others), indent=2, allow_nan=False))
+    else:
+        show(Console(highlight=False), now, others)
+    return 0

@@ -1,0 +1,1 @@
+"""A client's half of Algorithm 1: where the private data are."""

@@ -1,0 +1,103 @@
+"""What a node's own config decides: its policy, and the ledger of its budget.
+
+No message can change either. What a node refuses, it refuses with a `RefusedError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import lru_cache
+from logging import ERROR
+from pathlib import Path
+
+from flwr.app import UserConfig, UserConfigValue
+from flwr.supercore import log
+
+from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
+from flwr_safedshb.privacy.plan import PrivacyPlan
+from flwr_safedshb.privacy.policy import NodePolicy, PolicyViolation
+
+LEDGER_NAME = "safedshb.sqlite"
+# Keys of a node's config that are no rules of its policy.
+NODE_KEYS = ("partition-id", "num-partitions", "state-dir")
+
+
+class RefusedError(RuntimeError):
+    """The client does not take the step.
+
+    Its text reaches the server: it says which rule was broken and nothing about data.
+    """
+
+
+def admit(
+    config: UserConfig,
+    plan: PrivacyPlan,
+    *,
+    max_epsilon: float | None,
+    delta: float | None,
+    secure_noise: bool,
+    node_keys: Collection[str],
+) -> Ledger | None:
+    """Let a run in, if its plan and its budget are no weaker than the node's policy.
+
+    Returns
+    -------
+    Ledger or None
+        To charge before every step; None only for a simulation, whose noise is seeded,
+        on a node without ``state-dir``.
+
+    Raises
+    ------
+    RefusedError
+    """
+    others = (*NODE_KEYS, *node_keys)
+    rules = tuple(entry for entry in config.items() if entry[0] not in others)
+    policy = _policy(rules, others)
+    try:
+        policy.check(
+            plan, max_epsilon=max_epsilon, delta=delta, secure_noise=secure_noise
+        )
+    except PolicyViolation as violation:
+        raise RefusedError(str(violation)) from None
+    if "state-dir" in config:
+        return _opened(str(config["state-dir"]), policy, max_epsilon, delta)
+    if secure_noise:
+        raise RefusedError(
+            "this node has no state-dir to keep its privacy budget in; set it in the "
+            "node's config, or use SeededRandomness for a simulation"
+        )
+    return None
+
+
+@lru_cache(maxsize=128)
+def _policy(
+    rules: tuple[tuple[str, UserConfigValue], ...], other_keys: tuple[str, ...]
+) -> NodePolicy:
+    return NodePolicy.from_config(dict(rules), other_keys)
+
+
+def _opened(
+    state_dir: str,
+    policy: NodePolicy,
+    max_epsilon: float | None,
+    delta: float | None,
+) -> Ledger:
+    """Open the node's ledger; the run may ask for a smaller budget than the policy."""
+    weakest = max_epsilon if policy.max_epsilon is None else policy.max_epsilon
+    delta = delta if policy.delta is None else policy.delta
+    try:
+        ledger = _ledger(state_dir, weakest, delta)
+        if max_epsilon is not None and max_epsilon < ledger.max_epsilon:
+            ledger = _ledger(state_dir, max_epsilon, delta)
+        return ledger
+    except (LedgerError, OSError, ValueError) as error:
+        log(ERROR, "%s", error)
+    raise RefusedError("the privacy ledger of this node cannot be used")
+
+
+@lru_cache(maxsize=128)
+def _ledger(state_dir: str, max_epsilon: float | None, delta: float | None) -> Ledger:
+    """Open a ledger once: to open it verifies every charge it holds."""
+    path = Path(state_dir)
+    path.mkdir(parents=True, exist_ok=True)
+    return Ledger(path / LEDGER_NAME, max_epsilon, delta)

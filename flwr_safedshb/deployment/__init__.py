@@ -1,0 +1,1 @@
+"""What nodes and servers run besides training: gate, workers, doctor."""

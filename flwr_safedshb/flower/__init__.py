@@ -1,0 +1,1 @@
+"""What is particular to Flower: its records, its bytes, its Grids."""

@@ -1,0 +1,1 @@
+"""Grids that simulate nodes, and adversaries among them."""

@@ -1,0 +1,158 @@
+"""The adversary lives in the network: a Grid that replaces what f nodes reply.
+
+So every Flower strategy can be attacked unchanged, and no strategy holds attack code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from flwr_safedshb.attacks.base import Aggregate, Floats
+from flwr_safedshb.flower.compat import flattened, replaced
+from flwr_safedshb.flower.grid import WrappedGrid
+
+# From honest vectors of shape (h, d), by node id, to f vectors; an `Attack` is one.
+AttackFunction = Callable[[Floats, int, np.random.Generator, Aggregate], Floats]
+
+
+def mean(vectors: Floats, f: int) -> Floats:
+    """Average, (d,), of vectors, (n, d), whatever f."""
+    return np.asarray(vectors.mean(axis=0))
+
+
+class AdversarialGrid(WrappedGrid):
+    """A Grid of which f nodes are adversarial.
+
+    The nodes with the f largest ids never get their training messages. In their place
+    the adversaries, having seen every honest reply to the same batch of messages, send
+    what `attack` says, in replies that otherwise look like those of an honest node.
+    Messages that are not for training pass, and so does everything under an attack on
+    data: its nodes run the honest protocol.
+
+    Parameters
+    ----------
+    grid : Grid
+    attack : Attack, or callable (honest, f, rng, aggregate) -> (f, d) array
+        Any values; they are sent in the dtype of the honest vectors.
+    num_malicious_nodes : int
+        f.
+    aggregate : callable, optional
+        The rule the adversaries believe the server to use; a `Rule` will do. By default
+        the mean.
+    seed : int
+        Of the generator given to `attack`.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        attack: AttackFunction,
+        num_malicious_nodes: int,
+        aggregate: Aggregate = mean,
+        seed: int = 0,
+    ) -> None:
+        if num_malicious_nodes < 0:
+            raise ValueError(
+                f"num_malicious_nodes={num_malicious_nodes} must be at least 0"
+            )
+        super().__init__(grid)
+        self._attack = attack
+        self._intercepts = getattr(attack, "replaces_vectors", True)
+        self._num_malicious = num_malicious_nodes
+        self._aggregate = aggregate
+        self._rng = np.random.default_rng(seed)
+        self._steps: list[_Step] = []
+        self._made: dict[str, Message] = {}
+        self._intercepted = 0
+
+    @property
+    def malicious_node_ids(self) -> list[int]:
+        """The f largest node ids."""
+        nodes = sorted(self.grid.get_node_ids())
+        return nodes[len(nodes) - self._num_malicious :]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Push what is for honest nodes and keep the rest."""
+        step, passed = self._intercept(messages)
+        step.waiting = set(self.grid.push_messages(passed))
+        self._steps.append(step)
+        return [*step.waiting, *step.intercepted]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Pull honest replies; adversarial ones come when all of those are there."""
+        wanted = set(message_ids)
+        replies = list(self.grid.pull_messages(wanted & self._waiting()))
+        for step in self._steps:
+            ids = step.waiting
+            step.replies += [
+                r for r in replies if r.metadata.reply_to_message_id in ids
+            ]
+            complete = ids <= {r.metadata.reply_to_message_id for r in step.replies}
+            if complete and wanted & step.intercepted.keys():
+                for reply in self._adversarial(step):
+                    self._made[reply.metadata.reply_to_message_id] = reply
+            step.done = complete and not step.intercepted
+        self._steps = [step for step in self._steps if not step.done]
+        # Only what was asked for: the rest may be asked for one by one.
+        made = [self._made.pop(i) for i in wanted & self._made.keys()]
+        return replies + made
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Send to the honest nodes, wait for them, and add what adversaries send."""
+        step, passed = self._intercept(messages)
+        step.replies = list(self.grid.send_and_receive(passed, timeout=timeout))
+        return [*step.replies, *self._adversarial(step)]
+
+    def _waiting(self) -> set[str]:
+        return set().union(*(step.waiting for step in self._steps))
+
+    def _intercept(self, messages: Iterable[Message]) -> tuple[_Step, list[Message]]:
+        malicious = set(self.malicious_node_ids if self._intercepts else ())
+        step, passed = _Step(), []
+        for message in messages:
+            training = message.metadata.message_type.split(".")[0] == "train"
+            if training and message.metadata.dst_node_id in malicious:
+                self._intercepted += 1
+                message_id = f"intercepted-{self._intercepted}"
+                message.metadata.__dict__["_message_id"] = message_id
+                step.intercepted[message_id] = message
+            else:
+                passed.append(message)
+        return step, passed
+
+    def _adversarial(self, step: _Step) -> Iterator[Message]:
+        """Attack with what the honest nodes of the step have sent."""
+        asked = list(step.intercepted.values())
+        step.intercepted = {}
+        honest = [
+            reply
+            for reply in step.replies
+            if reply.has_content() and reply.content.array_records
+        ]
+        if not asked or not honest:
+            return
+        honest.sort(key=lambda reply: reply.metadata.src_node_id)
+        vectors = np.stack([flattened(reply.content) for reply in honest])
+        sent = self._attack(vectors, len(asked), self._rng, self._aggregate)
+        for message, vector in zip(asked, sent, strict=True):
+            reply = Message(replaced(honest[0].content, vector), reply_to=message)
+            message_id = f"{message.metadata.message_id}-reply"
+            reply.metadata.__dict__["_message_id"] = message_id
+            yield reply
+
+
+@dataclass
+class _Step:
+    """Messages pushed together, and what has come back."""
+
+    waiting: set[str] = field(default_factory=set)
+    intercepted: dict[str, Message] = field(default_factory=dict)
+    replies: list[Message] = field(default_factory=list)
+    done: bool = False

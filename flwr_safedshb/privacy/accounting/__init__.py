@@ -1,0 +1,1 @@
+"""What a history of steps costs: epsilon for the mechanism that ran."""

@@ -1,0 +1,88 @@
+"""From a target epsilon to the noise that meets it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache, partial
+
+from flwr_safedshb.privacy.accounting.accountant import epsilon
+from flwr_safedshb.privacy.accounting.limits import checked_delta, checked_steps
+from flwr_safedshb.privacy.accounting.pld import BASE_INTERVAL, COARSE_INTERVAL
+from flwr_safedshb.privacy.plan import PrivacyPlan
+
+# A calibrated plan spends at least this share of its target, and aims for the other.
+_LEAST_SHARE = 0.99
+_AIMED_SHARE = 0.997
+_NOISE_RANGE = (1e-3, 1e6)
+# Two multipliers nearer than this are as good as equal.
+_RESOLUTION = 1e-6
+
+
+@lru_cache(maxsize=64)
+def calibrate(
+    shape: PrivacyPlan, target_epsilon: float, delta: float, steps: int
+) -> PrivacyPlan:
+    """Give ``shape`` the least noise multiplier that keeps ``steps`` within the target.
+
+    Returns
+    -------
+    PrivacyPlan
+        Its epsilon is at most ``target_epsilon`` and, unless the accountant jumps
+        there (sampling rates around 1e-6), at least 0.99 times that.
+    """
+    checked_delta(delta)
+    if not 0 < target_epsilon < math.inf:
+        raise ValueError(f"target_epsilon={target_epsilon} must be positive and finite")
+    if checked_steps(steps) < 1:
+        raise ValueError(f"steps={steps} must be at least 1 to calibrate noise")
+
+    def cost(interval: float, noise_multiplier: float) -> float:
+        plan = replace(shape, noise_multiplier=noise_multiplier)
+        return epsilon([(plan, steps)], delta, interval)
+
+    # The coarse grid is cheap and a little off: the fine search starts near its end.
+    noise = _search_noise(partial(cost, COARSE_INTERVAL), target_epsilon, 1.0, 2.0)
+    noise = _search_noise(partial(cost, BASE_INTERVAL), target_epsilon, noise, 1.02)
+    return replace(shape, noise_multiplier=noise)
+
+
+def _search_noise(
+    cost: Callable[[float], float], target: float, start: float, factor: float
+) -> float:
+    """Find x with 0.99 target <= cost(x) <= target, for a decreasing cost."""
+    too_low, enough = 0.0, math.inf
+    cost_low, cost_enough = math.inf, 0.0
+    noise = start
+    while not _LEAST_SHARE * target <= (price := cost(noise)) <= target:
+        if price > target:
+            too_low, cost_low = noise, price
+        else:
+            enough, cost_enough = noise, price
+        if enough < too_low * (1 + _RESOLUTION):
+            return enough
+        if too_low > 0 and enough < math.inf:
+            noise = _between(too_low, cost_low, enough, cost_enough, target)
+        else:
+            noise = noise * factor if price > target else noise / factor
+            factor *= factor
+        if not _NOISE_RANGE[0] <= noise <= _NOISE_RANGE[1]:
+            raise ValueError(
+                f"target_epsilon={target} needs a noise multiplier outside "
+                f"{list(_NOISE_RANGE)}; choose a target nearer to 1"
+            )
+    return noise
+
+
+def _between(
+    low: float, cost_low: float, high: float, cost_high: float, target: float
+) -> float:
+    """Guess where a power law through two points meets the aim."""
+    share = 0.5
+    if cost_high > 0 and cost_low < math.inf:
+        descent = math.log(cost_low / cost_high)
+        share = math.log(cost_low / (_AIMED_SHARE * target)) / descent
+    # Kept off the ends, so that the bracket shrinks even where the law is no good.
+    share = min(max(share, 0.05), 0.95)
+    return low * math.pow(high / low, share)

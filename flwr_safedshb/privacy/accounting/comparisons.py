@@ -1,0 +1,133 @@
+"""Other people's epsilons for the same run, each with the mechanism it is true for.
+
+For reports only: what a plan costs is :meth:`PrivacyPlan.epsilon`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from dp_accounting.rdp import RdpAccountant
+from scipy.special import gammaln, logsumexp
+
+from flwr_safedshb.privacy.accounting.accountant import (
+    library_event,
+    statement,
+)
+from flwr_safedshb.privacy.accounting.limits import checked_delta, checked_steps
+from flwr_safedshb.privacy.plan import SAMPLER_WORDS, PrivacyPlan, PrivacyStatement
+
+_LARGEST_ORDER = 1024
+
+
+def paper_theorem(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStatement:
+    """Evaluate the paper's exact privacy theorem, for fixed-size batches.
+
+    eps* = inf over alpha > 1 of T eps_1(alpha) + log(1/delta) / (alpha - 1). Between
+    integer orders (alpha - 1) eps_1(alpha) is linear, so the objective is monotone
+    there and the infimum is over integers alone.
+    """
+    if plan.sampling != "fixed":
+        raise ValueError(
+            f"sampling={plan.sampling!r}: the paper's theorem is for sampling='fixed'"
+        )
+    _check(plan, steps, delta)
+    epsilon = min(
+        steps * _paper_divergence(plan, order) + math.log(1 / delta) / (order - 1)
+        for order in range(2, _LARGEST_ORDER + 1)
+    )
+    return PrivacyStatement(
+        epsilon=epsilon,
+        delta=delta,
+        steps=steps,
+        sampler=SAMPLER_WORDS["fixed"],
+        adjacency="replace-one",
+        accountant="theorem of Allouah et al. 2023",
+    )
+
+
+def _paper_divergence(plan: PrivacyPlan, order: int) -> float:
+    """eps'(a) of the theorem, with eps(j) = j / (2 s^2) and r = b/m."""
+    log_rate = math.log(plan.sampling_rate)
+    unsampled = 0.5 * plan.noise_multiplier**-2
+    j = np.arange(3, order + 1)
+    terms = _log_binomial(order, j) + j * log_rate + (j - 1) * j * unsampled
+    eps2 = 2 * unsampled
+    # log min{4 (e^eps(2) - 1), 2 e^eps(2)}, safe from overflow
+    factor = min(math.log(4) + eps2 + math.log(-math.expm1(-eps2)), math.log(2) + eps2)
+    second = 2 * log_rate + float(_log_binomial(order, np.array(2))) + factor
+    total = logsumexp(np.concatenate([[0.0, second], math.log(2) + terms]))
+    return float(total) / (order - 1)
+
+
+def _log_binomial(n: int, k: np.ndarray) -> np.ndarray:
+    logarithm: np.ndarray = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
+    return logarithm
+
+
+def rdp(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStatement:
+    """Evaluate dp_accounting's Renyi accountant, at the library's own orders.
+
+    It is valid for the plan's mechanism, and looser than the plan's own epsilon.
+    """
+    _check(plan, steps, delta)
+    event, relation = library_event(plan)
+    accountant = RdpAccountant(neighboring_relation=relation).compose(event, steps)
+    return PrivacyStatement(
+        epsilon=float(accountant.get_epsilon(delta)),
+        delta=delta,
+        steps=steps,
+        sampler=SAMPLER_WORDS[plan.sampling],
+        adjacency=plan.adjacency,
+        accountant="RDP accountant of dp_accounting",
+    )
+
+
+def opacus(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStatement:
+    """Evaluate what Opacus says for this multiplier: the paper's quoted figures.
+
+    ``opacus.accountants.RDPAccountant`` with the history [(s, b/m, T)]. It reads s as
+    noise over C/b and assumes Poisson sampling under add-remove, so it is a statement
+    about another mechanism, with half the plan's noise; never print it as the plan's.
+    """
+    _check(plan, steps, delta)
+    from opacus.accountants import RDPAccountant  # imports torch
+
+    accountant = RDPAccountant()
+    accountant.history = [(plan.noise_multiplier, plan.sampling_rate, steps)]
+    return PrivacyStatement(
+        epsilon=float(accountant.get_epsilon(delta)),
+        delta=delta,
+        steps=steps,
+        sampler=SAMPLER_WORDS["poisson"],
+        adjacency="add-remove",
+        accountant="RDP accountant of Opacus, at half the plan's noise",
+    )
+
+
+def figures(plan: PrivacyPlan, steps: int, delta: float) -> list[PrivacyStatement]:
+    """List every figure for the plan's clip, noise, batch and data, whatever sampler.
+
+    The first is the plan's own; the others are for comparison.
+    """
+    fixed = replace(plan, sampling="fixed", adjacency="replace-one")
+    poisson = replace(fixed, sampling="poisson")
+    variants = [fixed, poisson, replace(poisson, adjacency="add-remove")]
+    variants.sort(key=lambda variant: variant != plan)
+    return [
+        *(statement([(variant, steps)], delta) for variant in variants),
+        rdp(fixed, steps, delta),
+        paper_theorem(fixed, steps, delta),
+        opacus(plan, steps, delta),
+    ]
+
+
+def _check(plan: PrivacyPlan, steps: int, delta: float) -> None:
+    checked_delta(delta)
+    if checked_steps(steps) == 0 or plan.noise_multiplier == 0:
+        raise ValueError(
+            f"steps={steps} and noise_multiplier={plan.noise_multiplier} must be above "
+            "0: without steps epsilon is 0, without noise it is infinite"
+        )

@@ -1,0 +1,253 @@
+"""The privacy budget of one node: charged before data are touched, never forgotten.
+
+Formal guarantees
+-----------------
+- When `Ledger.charge` returns, the charge is on disk: a crash, a kill or a power cut at
+  any moment may waste budget, and never hides a release.
+- The charges of all processes, runs and plans together never exceed the budget: one
+  process at a time decides, and it sees every charge before its own.
+- The limits are those the ledger was created with; a process may ask for stricter ones
+  and is refused weaker ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from flwr_safedshb.privacy.accounting.limits import checked_delta, checked_steps
+from flwr_safedshb.privacy.ledger.database import LedgerCorrupted, LedgerError, create
+from flwr_safedshb.privacy.ledger.store import Charge, Store, genesis, now
+from flwr_safedshb.privacy.plan import PrivacyPlan
+
+__all__ = [
+    "BudgetExhausted",
+    "Charge",
+    "Ledger",
+    "LedgerCorrupted",
+    "LedgerError",
+    "SavedState",
+]
+
+# Attempts after which accounting is done while other processes wait.
+_PATIENCE = 2
+# Runs whose state is kept: the running one, and a few that may still come back.
+_RUNS_KEPT = 4
+
+Others = frozenset[tuple[PrivacyPlan, int]]
+Arrays = list[npt.NDArray[np.generic]]
+
+
+class BudgetExhausted(RuntimeError):  # noqa: N818  # the name users wait for
+    """The charge would exceed the budget; nothing was charged."""
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """A run's state after ``step``."""
+
+    step: int
+    arrays: Arrays
+
+
+class Ledger:
+    """Open the ledger at ``path``, or create it.
+
+    Parameters
+    ----------
+    path : str or Path
+        The SQLite file; created, readable by its owner only, if both limits are given
+        and it does not exist.
+    max_epsilon : float, optional
+        Budget over the whole life of the ledger. For an existing ledger: a smaller one
+        than it was created with binds this object, a larger one is refused.
+    delta : float, optional
+        For an existing ledger it must be the one that it was created with.
+
+    Attributes
+    ----------
+    max_epsilon, delta : float
+        The limits in force here.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        max_epsilon: float | None = None,
+        delta: float | None = None,
+    ) -> None:
+        path = Path(path)
+        if max_epsilon is not None and not max_epsilon > 0:
+            raise ValueError(f"max_epsilon={max_epsilon} must be above 0")
+        if delta is not None:
+            checked_delta(delta)
+        if not path.exists():
+            if max_epsilon is None or delta is None:
+                raise LedgerError(
+                    f"there is no ledger {path}; give max_epsilon and delta to create "
+                    "one, or the path of the ledger that holds the past charges"
+                )
+            limits = float(max_epsilon), float(delta)
+            create(path, *limits, genesis(*limits))
+        self._store = Store(path)
+        self.delta = self._store.delta
+        self.max_epsilon = self._agreed(max_epsilon, delta)
+        self._limits: dict[tuple[PrivacyPlan, Others], int] = {}
+
+    def charge(self, plan: PrivacyPlan, steps: int = 1, run: str | int = "") -> None:
+        """Charge ``steps`` releases under ``plan``; on disk when this returns.
+
+        Raises
+        ------
+        BudgetExhausted
+            If all charges together would exceed ``max_epsilon``; none is made.
+        LedgerError
+            If the charge could not be written: release nothing.
+        """
+        if checked_steps(steps) == 0:
+            raise ValueError("steps=0 must be at least 1")
+        for attempt in itertools.count():
+            with self._store.transaction() as transaction:
+                totals = dict(self._store.totals(transaction))
+                if attempt == _PATIENCE:
+                    self._learn(totals, plan)
+                fits = self._fits(totals, plan, steps)
+                if fits:
+                    self._store.append(transaction, plan, steps, str(run))
+            if fits:
+                return
+            if fits is False:
+                raise BudgetExhausted(
+                    f"{steps} more steps would exceed max_epsilon={self.max_epsilon:g} "
+                    f"at delta={self.delta:g}; nothing was charged, and this node can "
+                    "take no further part under this plan"
+                )
+            # Seconds of accounting, so not while others wait for the file; if they
+            # change the history meanwhile, the next attempt notices.
+            self._learn(totals, plan)
+
+    def epsilon(self) -> float:
+        """Epsilon of everything charged so far, over all runs and plans."""
+        # The accountants are slow to import, and a client must start without them.
+        from flwr_safedshb.privacy.accounting import accountant
+
+        with self._store.transaction() as transaction:
+            totals = dict(self._store.totals(transaction))
+        return accountant.epsilon(list(totals.items()), self.delta)
+
+    def charges(self) -> list[Charge]:
+        """Return every charge, oldest first."""
+        with self._store.transaction() as transaction:
+            return self._store.charges(transaction)
+
+    def save_state(
+        self, run_id: str | int, step: int, arrays: Sequence[npt.NDArray[np.generic]]
+    ) -> None:
+        """Keep a run's arrays (its momentum) after ``step``; on disk on return."""
+        with io.BytesIO() as buffer:
+            for array in arrays:
+                np.save(buffer, array, allow_pickle=False)
+            content = buffer.getvalue()
+        row = (str(run_id), now(), step, content, _digest(str(run_id), step, content))
+        with self._store.transaction() as transaction:
+            transaction.execute("INSERT OR REPLACE INTO state VALUES (?,?,?,?,?)", row)
+            transaction.execute(
+                "DELETE FROM state WHERE run NOT IN "
+                # By the order of writing: a clock may have been set back.
+                "(SELECT run FROM state ORDER BY rowid DESC LIMIT ?)",
+                (_RUNS_KEPT,),
+            )
+
+    def load_state(self, run_id: str | int) -> SavedState | None:
+        """Return what `save_state` kept last for the run, or None for a new run."""
+        with self._store.transaction() as transaction:
+            row = transaction.execute(
+                "SELECT step, arrays, hash FROM state WHERE run = ?", (str(run_id),)
+            ).fetchone()
+        if row is None:
+            return None
+        step, content, digest = row
+        if digest != _digest(str(run_id), step, content):
+            raise LedgerCorrupted(
+                f"the state of run {run_id} in the ledger {self._store.path} was "
+                "changed since it was saved; start a new run"
+            )
+        arrays: Arrays = []
+        with io.BytesIO(content) as buffer:
+            while buffer.tell() < len(content):
+                arrays.append(np.load(buffer, allow_pickle=False))
+        return SavedState(step, arrays)
+
+    def close(self) -> None:
+        """Release the file."""
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _agreed(self, max_epsilon: float | None, delta: float | None) -> float:
+        """Limits of this object; the file's own are the weakest possible."""
+        created = self._store.max_epsilon
+        if delta is not None and delta != self.delta:
+            raise LedgerError(
+                f"delta={delta:g} is not the one this ledger was created with, "
+                f"{self.delta:g}; it stays for the ledger's life"
+            )
+        if max_epsilon is not None and max_epsilon > created:
+            raise LedgerError(
+                f"max_epsilon={max_epsilon:g} is weaker than {created:g}, the budget "
+                "this ledger was created with; ask for at most that"
+            )
+        return min(created, math.inf if max_epsilon is None else float(max_epsilon))
+
+    def _fits(
+        self, totals: dict[PrivacyPlan, int], plan: PrivacyPlan, steps: int
+    ) -> bool | None:
+        """Whether the charge fits, or None if that is still to be computed."""
+        from flwr_safedshb.privacy.accounting import accountant
+
+        total = totals.get(plan, 0) + steps
+        limit = self._limits.get(_key(totals, plan))
+        if limit is not None:
+            return total <= limit
+        after = {**totals, plan: total}
+        bound = accountant.epsilon_upper_bound(list(after.items()), self.delta)
+        return True if bound <= self.max_epsilon else None
+
+    def _learn(self, totals: dict[PrivacyPlan, int], plan: PrivacyPlan) -> None:
+        """Find how many steps of ``plan`` fit in all, beside those of other plans."""
+        from flwr_safedshb.privacy.accounting import accountant
+
+        more = accountant.max_steps(
+            list(totals.items()), plan, self.delta, self.max_epsilon
+        )
+        self._limits = {_key(totals, plan): totals.get(plan, 0) + more}
+
+
+def _key(
+    totals: dict[PrivacyPlan, int], plan: PrivacyPlan
+) -> tuple[PrivacyPlan, Others]:
+    others = frozenset((p, steps) for p, steps in totals.items() if p != plan)
+    return plan, others
+
+
+def _digest(run: str, step: int, content: bytes) -> bytes:
+    return hashlib.sha256(f"{run}\n{step}\n".encode() + content).digest()

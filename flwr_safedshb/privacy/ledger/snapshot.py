@@ -1,0 +1,61 @@
+"""Read a ledger without touching it: neither the file nor what lies beside it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from flwr_safedshb.privacy.ledger.database import LedgerError, explained
+from flwr_safedshb.privacy.ledger.ledger import Ledger
+
+
+@contextmanager
+def snapshot(path: Path) -> Iterator[Ledger]:
+    """Open a copy of the ledger at `path`, made at one moment, and remove it again.
+
+    Raises
+    ------
+    LedgerError
+        If there is no ledger, or it is damaged.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="safedshb-") as folder,
+        open_copy(path, Path(folder) / path.name) as ledger,
+    ):
+        yield ledger
+
+
+def open_copy(path: Path, copy: Path) -> Ledger:
+    """Copy the ledger at `path` to `copy`, and open that."""
+    if not path.is_file():
+        raise LedgerError(f"there is no ledger {path}")
+    _copy(path, copy)
+    try:
+        return Ledger(copy)
+    except LedgerError as error:
+        told = str(error).replace(os.path.realpath(copy), str(path))
+        raise type(error)(told) from error
+
+
+def _copy(path: Path, copy: Path) -> None:
+    """Copy the committed content, also while others write."""
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    try:
+        with (
+            closing(sqlite3.connect(uri, uri=True, timeout=120)) as source,
+            closing(sqlite3.connect(copy)) as target,
+        ):
+            source.backup(target)
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorname", "") != "SQLITE_READONLY_ROLLBACK":
+            raise explained(path, error) from error
+        # A writer died halfway and nobody holds the file. What it left is undone in
+        # the copy; in the file itself by the next charge.
+        shutil.copyfile(path, copy)
+        journal = path.with_name(f"{path.name}-journal")
+        shutil.copyfile(journal, copy.with_name(journal.name))

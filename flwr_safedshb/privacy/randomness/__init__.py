@@ -1,0 +1,1 @@
+"""Where batches and noise come from."""

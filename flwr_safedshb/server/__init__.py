@@ -1,0 +1,1 @@
+"""The server's half of Algorithm 1: screening, aggregation, the step."""

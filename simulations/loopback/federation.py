@@ -1,0 +1,293 @@
+"""One federation: its SuperLink, its SuperNodes, and the runs submitted to it."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from simulations.loopback.credentials import Credentials
+from simulations.loopback.processes import (
+    OFFLINE,
+    ROOT,
+    Processes,
+    Termination,
+    Value,
+    free_port,
+    toml,
+)
+
+_NAME = "loopback"
+_START_SECONDS = 60.0
+_REJOIN_SECONDS = 180.0
+# What a SuperNode says once it is connected.
+_JOINED = "SuperNode ID:"
+_WHOLE = 10**9
+# How often a Flower process looks for work, where that can be set; the default is 1.
+_POLL_SECONDS = "0.2"
+# To ask for a run's status starts a process that costs more than a step of training.
+_STATUS_SECONDS = 4.0
+
+
+class Deployment:
+    """Processes of a federation; leave the context to stop them all.
+
+    Parameters
+    ----------
+    folder : Path
+        Keeps Flower's own files, the logs, the SuperLink's database, credentials, and
+        for node i its ``state-dir`` node-i.
+    num_nodes : int
+    node_config : mapping
+        Further entries of every node's config.
+    app : Path
+        The Flower app to run; by default this repository.
+    virtual : bool
+        Let the SuperLink simulate the nodes, with Ray, in place of SuperNodes.
+    secure : bool
+        TLS, and only SuperNodes whose keys are registered. A federation of virtual
+        nodes has no use for it and is never secure.
+    warm : bool
+        Fork the nodes' client processes from one that has imported everything.
+
+    Attributes
+    ----------
+    credentials : Credentials or None
+    node_ids : dict of int to int
+        Flower's id of each registered node, if secure.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        num_nodes: int,
+        node_config: Mapping[str, Value] | None = None,
+        app: Path = ROOT,
+        virtual: bool = False,
+        secure: bool = True,
+        warm: bool = True,
+    ) -> None:
+        self.folder = folder
+        self.app = app
+        self.port = free_port()
+        self.credentials: Credentials | None = None
+        self.node_ids: dict[int, int] = {}
+        self._node_config = dict(node_config or {})
+        self._num_nodes = num_nodes
+        self._virtual = virtual
+        self._secure = secure and not virtual
+        self._processes = Processes(
+            folder,
+            {
+                **OFFLINE,
+                "FLWR_HOME": str(folder / "flwr"),
+                "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": _POLL_SECONDS,
+            },
+            [ROOT / "deploy" / "warm"] if warm else [],
+        )
+        self.kill = self._processes.kill
+        self.is_running = self._processes.is_running
+        self.log = self._processes.log
+        self.close = self._processes.close
+
+    def __enter__(self) -> Self:
+        self._termination = Termination()
+        try:
+            self._start()
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        self.close()
+        self._termination.over()
+
+    def _start(self) -> None:
+        home = self.folder / "flwr"
+        home.mkdir(parents=True)
+        if self._secure:
+            self.credentials = Credentials(self.folder / "credentials")
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{_NAME}"\n\n[superlink.{_NAME}]\n'
+            f'address = "127.0.0.1:{self.port}"\n{self._trust()}\n'
+        )
+        self.start_superlink()
+        if self._virtual:
+            return
+        for index in range(self._num_nodes):
+            if self.credentials is not None:
+                key = self.credentials.node_key(f"node-{index}")
+                self.node_ids[index] = self.register(key.with_suffix(".pub"))
+        for index in range(self._num_nodes):
+            self.start_node(index)
+
+    def start_superlink(self) -> None:
+        """Start the SuperLink, or start it again: its nodes and runs are on disk."""
+        security = ["--insecure"]
+        if self.credentials is not None:
+            security = [
+                *("--ssl-ca-certfile", str(self.credentials.ca)),
+                *("--ssl-certfile", str(self.credentials.certificate)),
+                *("--ssl-keyfile", str(self.credentials.certificate_key)),
+                "--enable-supernode-auth",
+            ]
+        self._processes.start(
+            "superlink",
+            "flower-superlink",
+            *security,
+            "--disable-runtime-dependency-installation",
+            *("--host", "127.0.0.1", "--port", str(self.port)),
+            *("--database", str(self.folder / "superlink.sqlite")),
+            *(["--simulation"] if self._virtual else []),
+        )
+        self._wait_for_port()
+
+    def start_node(
+        self,
+        index: int,
+        *,
+        name: str | None = None,
+        key: Path | None = None,
+        root_certificates: Path | None = None,
+        config: Mapping[str, Value] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start SuperNode `index`, or start it again after `kill`.
+
+        Parameters
+        ----------
+        index : int
+            Its partition of the data.
+        name : str, optional
+            Of the process and its log; by default ``node-<index>``.
+        key : Path, optional
+            Its private key; by default the one that was registered for it.
+        root_certificates : Path, optional
+            What it trusts; by default the federation's own CA.
+        config : mapping, optional
+            Replaces entries of its config.
+        environment : mapping, optional
+            Added to its environment.
+        """
+        entries: dict[str, Value] = {
+            "partition-id": index,
+            "num-partitions": self._num_nodes,
+            "state-dir": str(self.state_dir(index)),
+            **self._node_config,
+            **(config or {}),
+        }
+        security = ["--insecure"]
+        if self.credentials is not None:
+            mine = key or self.credentials.node_key(f"node-{index}")
+            security = [
+                *("--root-certificates", str(root_certificates or self.credentials.ca)),
+                *("--auth-supernode-private-key", str(mine)),
+            ]
+        self._processes.start(
+            name or f"node-{index}",
+            "flower-supernode",
+            *security,
+            *("--superlink", f"127.0.0.1:{self.port}"),
+            *("--host", "127.0.0.1", "--port", str(free_port())),
+            *("--node-config", toml(entries)),
+            environment=environment,
+        )
+
+    def restart_node(self, index: int) -> None:
+        """Start a killed SuperNode again until it stays, as systemd does.
+
+        Flower refuses a node whose key it believes to be connected, which it does for
+        up to a minute after a kill.
+        """
+        name = f"node-{index}"
+        deadline = time.monotonic() + _REJOIN_SECONDS
+        while time.monotonic() < deadline:
+            known = self.log(name, _WHOLE).count(_JOINED)
+            self.start_node(index)
+            while self.is_running(name):
+                if self.log(name, _WHOLE).count(_JOINED) > known:
+                    return
+                time.sleep(0.2)
+            self.kill(name)  # what it has left behind
+        raise RuntimeError(f"{name} could not join again:\n{self.log(name)}")
+
+    def register(self, public_key: Path) -> int:
+        """Let the owner of a key join, and return Flower's id of that node."""
+        arguments = ("supernode", "register", str(public_key), _NAME)
+        return int(str(self._processes.answer("flwr", *arguments)["node-id"]))
+
+    def nodes_online(self) -> list[int]:
+        """Return Flower's ids of the nodes that are connected."""
+        nodes = self._processes.answer("flwr", "supernode", "list", _NAME)["nodes"]
+        assert isinstance(nodes, list)
+        return [int(node["node-id"]) for node in nodes if node["status"] == "online"]
+
+    def state_dir(self, index: int) -> Path:
+        """Return where node `index` keeps its ledger."""
+        return self.folder / f"node-{index}"
+
+    def kill_server_app(self) -> int:
+        """Kill the ServerApps that are running, and return how many there were."""
+        return self._processes.kill_matching("flwr-serverapp")
+
+    def submit(self, run_config: Mapping[str, Value]) -> str:
+        """Start a run and return its id."""
+        virtual = {"num-supernodes": self._num_nodes, "client-resources-num-cpus": 1}
+        answer = self._processes.answer(
+            *("flwr", "run", str(self.app), _NAME),
+            *("--run-config", toml(run_config)),
+            *(["--federation-config", toml(virtual)] if self._virtual else []),
+        )
+        return str(answer["run-id"])
+
+    def status(self, run_id: str) -> str:
+        """Return the status of a run, such as ``running`` or ``finished:completed``."""
+        runs = self._processes.answer("flwr", "ls", _NAME, "--run-id", run_id)["runs"]
+        assert isinstance(runs, list)
+        return str(runs[0]["status"])
+
+    def run_log(self, run_id: str) -> str:
+        """Return what the ServerApp of a run has logged."""
+        return self._processes.told("flwr", "log", run_id, _NAME, "--show")
+
+    def run(self, run_config: Mapping[str, Value], timeout: float) -> None:
+        """Run to the end, or raise with the log of the ServerApp."""
+        self.wait(self.submit(run_config), timeout)
+
+    def wait(self, run_id: str, timeout: float) -> None:
+        """Wait for the end of a run, or raise with the log of the ServerApp."""
+        deadline = time.monotonic() + timeout
+        while not (status := self.status(run_id)).startswith("finished"):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"run {run_id} is {status} after {timeout:g} s")
+            time.sleep(_STATUS_SECONDS)
+        if status != "finished:completed":
+            raise RuntimeError(f"run {run_id} is {status}:\n{self.run_log(run_id)}")
+
+    def _trust(self) -> str:
+        if self.credentials is None:
+            return "insecure = true"
+        return f'root-certificates = "{self.credentials.ca}"'
+
+    def _wait_for_port(self) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline:
+            if not self.is_running("superlink"):
+                break
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.2)
+        raise RuntimeError(f"the SuperLink did not start:\n{self.log('superlink')}")

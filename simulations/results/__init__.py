@@ -1,0 +1,1 @@
+"""What runs leave behind: records, sweeps, plots, pages."""

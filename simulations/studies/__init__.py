@@ -1,0 +1,1 @@
+"""Studies that answer a question with many runs."""

@@ -1,0 +1,1 @@
+"""Other rules, tasks and federations than the paper's."""

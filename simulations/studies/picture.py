@@ -1,0 +1,91 @@
+"""Draw the picture of the README: ``python -m simulations.studies.picture``.
+
+The paper's task, three of seven clients hostile, every client with the same privacy;
+the only thing that differs is what the server does with what it receives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from rich.progress import track
+
+from simulations.engines import run
+from simulations.results import record
+from simulations.results.plots import Curve, panels
+from simulations.results.record import RunRecord
+
+ATTACKS = {
+    "ALIE: a little is enough": "attack=alie",
+    "FOE: fall of empires": "attack=foe",
+}
+METHODS = {
+    "averaging, nobody hostile": ["experiment=dp-dsgd"],
+    "SMEA, 3 of 7 hostile": ["experiment=paper", "aggregation=smea"],
+    "averaging, 3 of 7 hostile": ["experiment=paper", "aggregation=average"],
+}
+
+
+def overrides(method: str, attack: str, seed: int) -> list[str]:
+    """Return the configuration of one run."""
+    attacked = method != "averaging, nobody hostile"
+    return [*METHODS[method], *[attack] * attacked, f"seed={seed}"]
+
+
+def picture(runs: dict[str, dict[str, list[RunRecord]]]) -> Figure:
+    """Draw accuracy by step, a panel for each attack, mean and deviation over seeds."""
+    content = {
+        attack: {
+            method: Curve(
+                np.array(records[0]["evaluations"]["step"], dtype=float),
+                np.array([record["evaluations"]["accuracy"] for record in records]),
+            )
+            for method, records in methods.items()
+        }
+        for attack, methods in runs.items()
+    }
+    figure = panels(content, "accuracy")
+    figure.axes[0].set_ylim(0.0, 1.0)
+    said = next(iter(next(iter(runs.values())).values()))[0]["privacy"]
+    figure.suptitle(
+        "Every honest client's examples are protected with epsilon = "
+        f"{said['epsilon']:.2f} at delta = {said['delta']:g}",
+        fontsize=11,
+    )
+    return figure
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run, and write the picture."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path("docs/images/attack.png"))
+    options = parser.parse_args(arguments)
+    wanted = [
+        (attack, method, overrides(method, ATTACKS[attack], seed))
+        for attack in ATTACKS
+        for method in METHODS
+        for seed in range(1, options.seeds + 1)
+    ]
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    runs: dict[str, dict[str, list[RunRecord]]] = {
+        attack: {method: [] for method in METHODS} for attack in ATTACKS
+    }
+    for attack, method, chosen in track(wanted, "Running"):
+        runs[attack][method].append(record.record(chosen, run(chosen), 0.0))
+    for attack, methods in runs.items():
+        for method, records in methods.items():
+            last = np.mean([r["evaluations"]["accuracy"][-1] for r in records])
+            print(f"{attack}; {method}: accuracy {last:.3f}")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    picture(runs).savefig(options.out, dpi=110)
+    print(f"Written: {options.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""What errors say: the strongest attack, slopes, and how far rules are apart.
+
+Intervals hold 95% of the bootstrap over seeds; draws of two settings are independent,
+and draws of two rules in one setting are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_safedshb.theory import kappa_smea, mean_estimation_bound
+from simulations.studies.trilemma.points import Point
+
+Floats = NDArray[np.float64]
+
+RESAMPLES = 2000
+TOLERANCE = 0.25
+# What the lower bound says of the exponents, without adversaries.
+PREDICTED = {"d, f = 0": 1.0, "m, f = 0": -2.0, "epsilon, f = 0": -2.0}
+REFERENCE = "SMEA"
+
+
+@dataclass
+class Cell:
+    """Errors of a rule in a setting; filled as they come.
+
+    Attributes
+    ----------
+    errors : dict of attack to dict of seed to squared error
+    """
+
+    sweep: str
+    value: float
+    rule: str
+    point: Point
+    errors: dict[str, dict[int, float]] = field(default_factory=dict)
+
+    def add(self, seeds: Sequence[int], found: Mapping[str, Sequence[float]]) -> None:
+        """Add the errors of some seeds."""
+        for attack, values in found.items():
+            self.errors.setdefault(attack, {}).update(zip(seeds, values, strict=True))
+
+    @property
+    def strongest(self) -> str:
+        """The attack with the largest mean error."""
+        return max(self.errors, key=lambda name: self.of(name).mean())
+
+    @property
+    def worst(self) -> Floats:
+        """Errors under the strongest attack, (seeds,), in the order of the seeds."""
+        return self.of(self.strongest)
+
+    def of(self, attack: str) -> Floats:
+        """Return the errors under an attack, (seeds,)."""
+        return np.array([error for _, error in sorted(self.errors[attack].items())])
+
+    @property
+    def bound(self) -> float:
+        """What is proved for exact SMEA in this setting."""
+        p = self.point
+        kappa = kappa_smea(p.n, p.f)
+        found = mean_estimation_bound(
+            p.n, p.f, p.d, p.noise_std, kappa, p.heterogeneity
+        )
+        return found.combined
+
+    def as_json(self) -> dict[str, object]:
+        """Return everything as plain values."""
+        return {
+            "sweep": self.sweep,
+            "value": self.value,
+            "rule": self.rule,
+            "setting": asdict(self.point),
+            "privacy_only": self.point.privacy_only,
+            "smea_bound": self.bound,
+            "strongest_attack": self.strongest,
+            "errors": self.worst.tolist(),
+            "mean_by_attack": {a: float(self.of(a).mean()) for a in self.errors},
+        }
+
+
+Measured = Mapping[tuple[str, float, str], Cell]
+
+
+class Estimate(TypedDict):
+    """A figure with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def curve(measured: Measured, sweep: str, rule: str) -> list[Cell]:
+    """Return the cells of a rule along a sweep, by value."""
+    cells = [c for c in measured.values() if c.sweep == sweep and c.rule == rule]
+    return sorted(cells, key=lambda cell: cell.value)
+
+
+def resampled(samples: Sequence[Floats], rng: np.random.Generator) -> Floats:
+    """Return means of resampled seeds, (resamples, samples)."""
+    columns = [
+        sample[rng.integers(len(sample), size=(RESAMPLES, len(sample)))].mean(axis=1)
+        for sample in samples
+    ]
+    return np.stack(columns, axis=1)
+
+
+def estimate(value: float, resamples: Floats) -> Estimate:
+    """Return a figure with the interval of its resamples."""
+    low, high = np.quantile(resamples, [0.025, 0.975])
+    return Estimate(value=float(value), low=float(low), high=float(high))
+
+
+def slope(
+    values: Sequence[float],
+    samples: Sequence[Floats],
+    start: float,
+    rng: np.random.Generator,
+) -> Estimate:
+    """Fit log(mean error) against log(value), with its interval.
+
+    Parameters
+    ----------
+    values : (k,) sequence
+    samples : k arrays of errors
+    start : float
+        Smaller values are left out.
+    rng : Generator
+    """
+    pairs = zip(values, samples, strict=True)
+    samples = [sample for value, sample in pairs if value >= start]
+    x = np.log([value for value in values if value >= start])
+    weights = (x - x.mean()) / np.square(x - x.mean()).sum()
+    means = np.array([sample.mean() for sample in samples])
+    logs = np.log(resampled(samples, rng))
+    return estimate(float(weights @ np.log(means)), logs @ weights)
+
+
+def findings(
+    measured: Measured, fits: Mapping[str, float], seed: int
+) -> dict[str, object]:
+    """Return slopes of all curves, and the separation as n grows.
+
+    Parameters
+    ----------
+    measured : mapping
+    fits : mapping of a sweep to where its fit begins
+    seed : int
+        Of the bootstrap.
+    """
+    rng = np.random.default_rng(seed)
+    rules = list(dict.fromkeys(cell.rule for cell in measured.values()))
+    sweeps = list(dict.fromkeys(cell.sweep for cell in measured.values()))
+    slopes = []
+    for sweep in sweeps:
+        for rule in rules:
+            cells = curve(measured, sweep, rule)
+            start = fits[sweep.removesuffix(", f = 0")]
+            values = [cell.value for cell in cells]
+            found = slope(values, [cell.worst for cell in cells], start, rng)
+            predicted = PREDICTED.get(sweep)
+            slopes.append(
+                {
+                    "sweep": sweep,
+                    "rule": rule,
+                    "from": max(start, values[0]),
+                    "slope": found,
+                    "predicted": predicted,
+                    "within": predicted is None
+                    or abs(found["value"] - predicted) <= TOLERANCE,
+                }
+            )
+    apart = separation(measured, "n", fits["n"], rules, rng)
+    return {"slopes": slopes, "separation": apart}
+
+
+def separation(
+    measured: Measured,
+    sweep: str,
+    start: float,
+    rules: Sequence[str],
+    rng: np.random.Generator,
+) -> list[dict[str, object]]:
+    """Return, for each rule, error over privacy-only error along a sweep.
+
+    Its slope, from `start` on, says whether it stays bounded; ``times_smea`` is how
+    many times SMEA's error the rule has at the largest value, from the same draws.
+    """
+    found: list[dict[str, object]] = []
+    last = curve(measured, sweep, REFERENCE)[-1].worst
+    for rule in rules:
+        cells = curve(measured, sweep, rule)
+        values = [cell.value for cell in cells]
+        ratios = [cell.worst / cell.point.privacy_only for cell in cells]
+        means = resampled(ratios, rng)
+        picks = rng.integers(len(last), size=(RESAMPLES, len(last)))
+        times = cells[-1].worst[picks].mean(axis=1) / last[picks].mean(axis=1)
+        found.append(
+            {
+                "rule": rule,
+                "values": values,
+                "attacks": [cell.strongest for cell in cells],
+                "ratios": [
+                    estimate(float(ratio.mean()), column)
+                    for ratio, column in zip(ratios, means.T, strict=True)
+                ],
+                "slope": slope(values, ratios, start, rng),
+                "times_smea": estimate(cells[-1].worst.mean() / last.mean(), times),
+            }
+        )
+    return found
+
+
+def markdown(found: Mapping[str, object]) -> str:
+    """Return slopes and separation as tables."""
+    lines = ["# Slopes of the error, fitted on log-log axes", ""]
+    lines += ["| against | rule | slope | 95% | predicted |", "|---|---|---|---|---|"]
+    for row in found["slopes"]:  # type: ignore[attr-defined]
+        predicted, verdict = row["predicted"], "yes" if row["within"] else "**no**"
+        words = "" if predicted is None else f"{predicted:g}; within 0.25: {verdict}"
+        lines.append(
+            f"| {row['sweep']} (from {row['from']:g}) | {row['rule']} | "
+            f"{_number(row['slope'])} | {_interval(row['slope'])} | {words} |"
+        )
+    lines += ["", "# Error over the privacy-only error as n grows, f/n fixed", ""]
+    head = found["separation"][0]["values"]  # type: ignore[index]
+    names = " | ".join(f"n = {value:g}" for value in head)
+    lines += [f"| rule | {names} | slope (95%) | times SMEA's, last n (95%) |"]
+    lines += ["|---" * (len(head) + 3) + "|"]
+    for row in found["separation"]:  # type: ignore[attr-defined]
+        ratios = " | ".join(_number(ratio) for ratio in row["ratios"])
+        grows, times = row["slope"], row["times_smea"]
+        lines.append(
+            f"| {row['rule']} | {ratios} | {_number(grows)} ({_interval(grows)}) | "
+            f"{_number(times)} ({_interval(times)}) |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _number(found: Estimate) -> str:
+    return f"{found['value']:.3g}"
+
+
+def _interval(found: Estimate) -> str:
+    return f"{found['low']:.3g} to {found['high']:.3g}"

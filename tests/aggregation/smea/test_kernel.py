@@ -1,0 +1,165 @@
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from flwr_safedshb.aggregation.smea import kernel, levels, primitives
+from flwr_safedshb.aggregation.smea.compiled import COMPILED
+from tests.oracles import Floats, subsets
+
+NAMES = ("lowest", "highest", "eliminate", "residual", "conflicts", "partners")
+
+
+def loops(name: str) -> Callable[..., object]:
+    function: Callable[..., object] = getattr(primitives, name)
+    plain: Callable[..., object] = getattr(function, "py_func", function)
+    return plain
+
+
+def symmetric(seed: int, definite: bool) -> Floats:
+    rng = np.random.default_rng(seed)
+    matrix = rng.normal(size=(9, 9))
+    matrix = matrix + matrix.T
+    return matrix + 6.0 * np.eye(9) if definite else matrix
+
+
+def test_the_compiler_is_installed_for_the_tests() -> None:
+    assert COMPILED or os.environ.get("NUMBA_DISABLE_JIT") == "1"
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("c", [1, 2, 6, 9])
+@pytest.mark.parametrize("name", NAMES)
+def test_loops_do_the_same_as_numpy(name: str, c: int, seed: int) -> None:
+    arguments: dict[str, tuple[object, ...]] = {
+        "lowest": (symmetric(seed, False), c),
+        "highest": (symmetric(seed, False), c),
+        "eliminate": (symmetric(seed, True), c, c // 2),
+        "residual": (symmetric(seed, True), symmetric(seed + 1, True), c, c // 2),
+        "conflicts": (symmetric(seed, True) + 10 * np.eye(9) * (seed % 2), c),
+        "partners": (symmetric(seed, False), c, [1.0, -1.0][seed % 2]),
+    }
+    ours = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments[name]]
+    theirs = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments[name]]
+    left = loops(name)(*ours)
+    right = getattr(primitives, f"{name}_vectorised")(*theirs)
+    pairs = [(ours[0], theirs[0])]
+    if left is not None:
+        tuples = isinstance(left, tuple)
+        pairs += list(zip(left, right, strict=True)) if tuples else [(left, right)]  # type: ignore[call-overload]
+    for one, other in pairs:
+        np.testing.assert_allclose(
+            np.asarray(one, float), np.asarray(other, float), rtol=1e-9, atol=1e-9
+        )
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("seed", range(30))
+def test_pairs_are_found_alike(seed: int, sign: float) -> None:
+    matrix = symmetric(seed, False)
+    if seed % 3 == 0:  # definite, so that one of the signs finds nothing
+        matrix = matrix @ matrix.T
+    assert loops("find_pair")(matrix, 9, sign) == primitives.find_pair_vectorised(
+        matrix, 9, sign
+    )
+
+
+def definite(matrix: Floats) -> bool:
+    return bool(np.linalg.eigvalsh(matrix)[0] > 0.0)
+
+
+@pytest.mark.parametrize("kind", ["plain", "low-rank", "nearly", "integer"])
+def test_decides_what_looking_at_every_submatrix_decides(kind: str) -> None:
+    verdicts = {kernel.FOUND: 0, kernel.EXHAUSTED: 0}
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        c = int(rng.integers(3, 11))
+        needed = int(rng.integers(1, c + 1))
+        rank = 2 if kind == "low-rank" else c
+        points = rng.normal(size=(c, rank))
+        if kind == "integer":
+            points = np.round(points)
+        gram = points @ points.T
+        if kind == "nearly":
+            gram += 0.3 * symmetric(seed, False)[:c, :c] if c <= 9 else 0.0
+        matrix = 1.0 + np.eye(c) - gram / rng.uniform(0.3, 4.0)
+        exists = any(
+            definite(matrix[np.ix_(s, s)]) for s in map(list, subsets(c, needed))
+        )
+        stack = levels.new_stack(matrix, needed, np.arange(c))
+        state = kernel.advance(stack, 100_000)
+        verdicts[state] += 1
+        if state == kernel.FOUND:
+            rows = levels.found(stack)
+            assert len(rows) >= needed
+            assert definite(matrix[np.ix_(rows, rows)])
+        assert exists == (state == kernel.FOUND)
+    assert min(verdicts.values()) >= 20
+
+
+def test_finds_the_only_three_that_may_go() -> None:
+    """Each of them has just two partners in V, the other two; all others have none."""
+    tried = 0
+    for seed in range(400):
+        rng = np.random.default_rng(seed)
+        c = int(rng.integers(5, 9))
+        inverse = np.triu(rng.choice([-2.0, 2.0], size=(c, c)), 1)
+        inverse[:3, :3] = np.triu(rng.uniform(-0.3, 0.3, size=(3, 3)), 1)
+        inverse += inverse.T - np.eye(c)
+        values = np.linalg.eigvalsh(inverse)
+        if (values < 0).sum() != 3 or np.abs(values).min() < 0.05:
+            continue
+        tried += 1
+        matrix = np.linalg.inv(inverse)
+        stack = levels.new_stack(0.5 * (matrix + matrix.T), c - 3, np.arange(c))
+        assert kernel.advance(stack, 1000) == kernel.FOUND
+        assert sorted(levels.found(stack)) == list(range(3, c))
+    assert tried >= 10
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_goes_on_to_every_other_solution(seed: int) -> None:
+    """Doubting each find must in the end visit all sets that do."""
+    rng = np.random.default_rng(seed)
+    c, needed = 7, 4
+    points = rng.normal(size=(c, 5))
+    matrix = 1.0 + np.eye(c) - points @ points.T / 2.5
+    expected = {tuple(s) for s in subsets(c, needed) if definite(matrix[np.ix_(s, s)])}
+    stack = levels.new_stack(matrix, needed, np.arange(c))
+    seen = set()
+    while kernel.advance(stack, 100_000) == kernel.FOUND:
+        rows = sorted(levels.found(stack).tolist())
+        seen |= {tuple(s) for s in combinations(rows, needed)}
+        kernel.doubt(stack)
+    assert seen == expected
+
+
+SCRIPT = """
+import numpy as np
+from flwr_safedshb.aggregation import SMEA
+for seed in range(12):
+    x = np.random.default_rng(seed).normal(size=(22, 5 + seed))
+    x[:4] *= 1 + seed % 3
+    result = SMEA(max_nodes=3000).weigh(x @ x.T, 7)
+    print(result.subset.tolist(), f"{result.lambda_max:.9e}")
+"""
+
+
+@pytest.mark.slow
+def test_numpy_and_compiled_search_give_the_same_answers() -> None:
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            env={**os.environ, "NUMBA_DISABLE_JIT": disabled},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for disabled in ("0", "1")
+    ]
+    assert outputs[0] == outputs[1]
+    assert outputs[0].count("[") == 12

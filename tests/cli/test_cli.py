@@ -1,0 +1,235 @@
+"""The `safedshb` command: what it says, to whom, and with which exit code."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import flwr_safedshb
+from flwr_safedshb import Krum, aggregation, attacks, cli
+from flwr_safedshb.cli import _listing, demo
+from flwr_safedshb.theory import kappa_nnm, kappa_smea, kappa_trimmed_mean
+
+COMMAND = [sys.executable, "-c", "import sys; from flwr_safedshb.cli import main; "]
+COMMAND[-1] += "sys.exit(main())"
+COMMANDS = sorted(
+    path.stem
+    for path in Path(cli.__file__).parent.glob("*.py")
+    if not path.stem.startswith("_")
+)
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def on_a_terminal(*arguments: str, **environment: str) -> bytes:
+    """Return what a command writes to a terminal."""
+    master, slave = pty.openpty()
+    child = subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdout=slave,
+        stderr=slave,
+        env={**os.environ, "TERM": "xterm-256color", **environment},
+    )
+    os.close(slave)
+    written = b""
+    try:
+        while chunk := os.read(master, 65536):
+            written += chunk
+    except OSError:  # on Linux, how a closed terminal ends
+        pass
+    os.close(master)
+    assert child.wait(timeout=60) == 0
+    return written
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_with_examples(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([command, "--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert f"\n  safedshb {command}" in text
+    assert max(map(len, text.splitlines())) <= 90
+
+
+def test_help_names_commands_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    for command in COMMANDS:
+        assert f"\n    {command} " in text
+    for code in (cli.YES, cli.NO, cli.USAGE, cli.INTERRUPTED):
+        assert f" {code} " in text
+
+
+@pytest.mark.parametrize("wrong", [["nothing"], [], ["rules", "--n", "many"]])
+def test_what_is_not_understood_is_two(
+    wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(wrong)
+    assert stopped.value.code == cli.USAGE
+    assert "usage: safedshb" in capsys.readouterr().err
+
+
+def test_what_is_out_of_bounds_is_two(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = said(capsys, "rules", "--n", "4", "--f", "2")
+    assert (code, out) == (cli.USAGE, "")
+    assert err.startswith("safedshb rules: f=2 needs n > 2f, got n=4; lower f")
+
+
+def test_rules_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = said(capsys, "rules", "--n", "50", "--f", "10", "--json")
+    assert code == cli.YES
+    found = {row["rule"].partition("(")[0]: row for row in json.loads(out)}
+    public = {
+        name
+        for name in flwr_safedshb.__all__
+        if isinstance(kind := getattr(flwr_safedshb, name), type)
+        and issubclass(kind, aggregation.Rule)
+    }
+    assert found.keys() == public
+    assert found["SMEA"]["kappa"] == kappa_smea(50, 10)
+    assert found["SMEA"]["notion"] == "spectral"
+    assert found["Filter"]["notion"] == "spectral bound"
+    assert found["Average"]["kappa"] is found["Average"]["notion"] is None
+    assert found["NNM"]["kappa"] == kappa_nnm(50, 10, kappa_trimmed_mean(50, 10))
+    assert found["Median"]["needs"] == "coordinates"
+
+
+def test_rules_for_people(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    code, out, _ = said(capsys, "rules")
+    assert code == cli.YES
+    rows = [line.split() for line in out.splitlines() if "()" in line]
+    assert rows[0][:3] == ["SMEA()", "12", "spectral"]
+    assert ["Krum()", f"{Krum().kappa(7, 3):g}", "variance"] in [r[:3] for r in rows]
+    assert "Filter(spectral_bound)" in out
+
+
+def test_attacks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, _ = said(capsys, "attacks", "--json")
+    assert code == cli.YES
+    found = {row["attack"]: row for row in json.loads(out)}
+    assert found.keys() == {
+        name
+        for name in flwr_safedshb.__all__
+        if isinstance(kind := getattr(flwr_safedshb, name), type)
+        and issubclass(kind, attacks.Attack)
+    }
+    assert {name for name, row in found.items() if row["knows_rule"]} == {"ALIE", "FOE"}
+    assert [name for name, row in found.items() if row["on"] == "data"] == ["LabelFlip"]
+    assert found["Gaussian"]["options"] == {"std": 200.0}
+    monkeypatch.setenv("COLUMNS", "100")
+    assert "ALIE()" in said(capsys, "attacks")[1]
+
+
+def test_classes_that_only_others_build_on_are_not_listed() -> None:
+    names = [kind.__name__ for kind in _listing.concrete(attacks, attacks.Attack)]  # type: ignore[type-abstract]
+    assert names == sorted(names)
+    assert not {"Attack", "SearchedAttack", "_Bounded"} & set(names)
+
+
+def test_colours_are_for_terminals_only() -> None:
+    piped = subprocess.run([*COMMAND, "rules"], capture_output=True, check=True)
+    assert b"SMEA" in piped.stdout
+    assert b"\x1b" not in piped.stdout
+    assert b"\x1b[1m" in on_a_terminal("rules")
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_reader_that_leaves_early_hears_nothing(more: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [*COMMAND, "rules", *more]
+    ran = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (ran.returncode, ran.stderr) == (cli.NO, b"")
+
+
+def test_the_demo_says_where_it_is_if_it_is_not_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "simulations", None)
+    code, out, err = said(capsys, "demo")
+    assert (code, out) == (cli.NO, "")
+    assert err.strip() == demo.MISSING
+    assert "make demo" in err
+
+
+def living(group: int) -> list[str]:
+    """Return the processes of a group that have not ended, by name."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
+            state, _, number = rest.split()[:3]
+            if int(number) == group and state not in "ZX":
+                found.append(name)
+    return found
+
+
+def test_ctrl_c_leaves_no_process_and_no_half_written_file(tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [*COMMAND, "demo"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # What runs in a shell's background, as these tests may, ignores Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    try:
+        # In the middle: some runs are written, others at work.
+        deadline = time.monotonic() + 300  # of a test that hangs
+        while not list(tmp_path.glob("outputs/demo/runs/*.json")):
+            assert child.poll() is None, child.communicate()[1][-3000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to all of them
+        _, err = child.communicate(timeout=120)
+        # Python's resource tracker ends by itself, a moment after its parent.
+        while living(child.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        left = living(child.pid)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+    assert child.returncode == cli.INTERRUPTED, err[-3000:]
+    assert err.strip().splitlines()[-1] == "safedshb demo: stopped"
+    assert "Traceback" not in err
+    assert left == []
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            assert path.suffix == ".json", path
+            json.loads(path.read_text())
+
+
+def test_help_waits_for_nothing_heavy() -> None:
+    script = (
+        "import sys; from flwr_safedshb.cli import _parser; _parser(); "
+        "print({'torch', 'numpy', 'flwr', 'rich', 'scipy'} & set(sys.modules))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == "set()"

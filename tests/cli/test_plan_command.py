@@ -1,0 +1,135 @@
+"""`safedshb plan`: the paper's setting, targets, what-ifs and refusals."""
+
+import json
+from typing import Any
+
+import pytest
+
+from flwr_safedshb import theory
+from flwr_safedshb.cli import main
+from flwr_safedshb.cli._forecast import Setting, alternatives, forecast
+
+PAPER = "-n=7 -f=3 -m=2763 -d=69 -b=25 -C=1 -T=400 --delta=1e-4"
+SMALL = "-n=5 -f=1 -m=500 -d=10 -b=500 -T=1 --delta=1e-6"
+
+
+def planned(capsys: pytest.CaptureFixture[str], arguments: str) -> str:
+    assert main(["plan", *arguments.split()]) == 0
+    return capsys.readouterr().out
+
+
+def told(capsys: pytest.CaptureFixture[str], arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(planned(capsys, arguments + " --json"))
+    return found
+
+
+def test_the_papers_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    text = " ".join(planned(capsys, PAPER + " -s 1").split())
+    assert "sigma_DP = 0.08 in every coordinate" in text
+    assert "kappa = 12 for SMEA (the paper's constant: 48;" in text
+    assert "epsilon = 1.014 with fixed batches <- this plan" in text
+    assert "epsilon = 0.541 with poisson batches" in text
+    # d/f = 69/3: privacy against what adversaries hide in its noise.
+    assert "privacy dominates, 23 times the next" in text
+    assert "n*delta=0.0007 must be below 1/m=0.000362" in text
+
+
+def test_the_papers_setting_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, PAPER + " -s 1")
+    assert found["privacy"]["noise_std"] == 0.08
+    by_sampling = found["privacy"]["epsilon_by_sampling"]
+    assert by_sampling["fixed"] == pytest.approx(1.0143, abs=5e-5)
+    assert by_sampling["poisson"] == pytest.approx(0.5406, abs=5e-5)
+    assert "replace-one adjacency, PLD accountant" in found["privacy"]["statement"]
+    assert found["kappa"] == {
+        "smea": 12.0, "smea_paper": 48.0, "filter": 85.5, "lower_bound": 3.0,
+    }  # fmt: skip
+    lower = found["lower_bound"]
+    assert lower["privacy"] == pytest.approx(69 / (1.0143**2 * 7 * 2763**2), rel=1e-3)
+    assert (lower["dominant"], lower["up_to"]) == (
+        "privacy",
+        "constants and logarithms",
+    )
+    assert len(lower["violated_assumptions"]) == 1
+
+
+def test_noise_is_calibrated_to_a_target(capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, SMALL + " --epsilon 2 -G 0.01")
+    assert 1.98 <= found["privacy"]["epsilon"] <= 2.0
+    noise = found["privacy"]["noise_std"]
+    assert noise == 2 * found["privacy"]["noise_multiplier"] / 500
+    bound = theory.mean_estimation_bound(5, 1, 10, noise, 4 / 3, 0.01)
+    assert found["smea_bound"]["combined"] == pytest.approx(bound.combined)
+    assert found["lower_bound"]["robustness"] == pytest.approx(1e-4 / 5)
+
+
+def test_what_if(capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, SMALL + " --epsilon 1")
+    changes = {row["change"]: row for row in found["what_if"]}
+    assert list(changes) == [
+        "n = 6", "n = 4", "f = 2", "f = 0", "m = 1000", "epsilon = 0.5", "epsilon = 2",
+        "poisson batches",
+    ]  # fmt: skip
+    # Lower bound: (d + f)/n.
+    assert changes["n = 6"]["lower_bound_factor"] == pytest.approx(5 / 6)
+    assert changes["f = 2"]["lower_bound_factor"] == pytest.approx(12 / 11)
+    # Twice the examples at the same epsilon: a quarter, up to 1% of calibration.
+    assert changes["m = 1000"]["lower_bound_factor"] == pytest.approx(0.25, rel=0.03)
+    assert changes["epsilon = 2"]["lower_bound_factor"] == pytest.approx(0.25, rel=0.03)
+    assert changes["f = 0"]["kappa"] == 0.0
+    assert changes["f = 0"]["smea_bound_factor"] < 0.5
+    assert changes["epsilon = 0.5"]["noise_std"] > 1.7 * found["privacy"]["noise_std"]
+
+
+def test_alternatives_can_all_be() -> None:
+    # No f + 1 and no n - 1 where there would be no honest majority.
+    setting = Setting(3, 1, 50, 4, 50, 1.0, 1, 1e-6, "poisson", None, 4.0, 0.0)
+    changes = [change for change, _ in alternatives(forecast(setting))]
+    assert "n = 2" not in changes
+    assert "f = 2" not in changes
+    assert "fixed batches" in changes
+
+
+def test_where_robustness_dominates(capsys: pytest.CaptureFixture[str]) -> None:
+    text = planned(capsys, SMALL + " --epsilon 1 -G 0.5")
+    assert "robustness dominates" in text
+    assert "takes over" not in text
+    alone = planned(capsys, SMALL + " --epsilon 1 -f 0")
+    assert "privacy dominates, alone." in alone
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ("-f 3", "f=3 needs n > 2f, got n=5; lower f to at most 2"),
+        ("-b 501", "batch_size=501 needs at least as many examples, got"),
+        ("--epsilon 0", "target_epsilon=0.0 must be positive"),
+        ("--epsilon -1", "target_epsilon=-1.0 must be positive"),
+        ("--epsilon nan", "target_epsilon=nan must be positive"),
+        ("-d 0", "d=0 must be finite and above 0"),
+        ("--delta 2", "delta=2.0 must lie in"),
+        ("-G -1", "heterogeneity=-1.0 must be finite and at least 0"),
+        ("-T 0", "steps=0 must be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_bound(
+    capsys: pytest.CaptureFixture[str], changed: str, words: str
+) -> None:
+    assert main(f"plan {SMALL} --epsilon 1 {changed}".split()) == 2
+    found = capsys.readouterr()
+    assert words in found.err
+    assert not found.out
+
+
+def test_no_noise_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(f"plan {SMALL} -s 0".split()) == 2
+    assert "noise_multiplier=0.0 gives no privacy" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "more", ["", "--epsilon 1 -s 1", "--epsilon one", "-n 2.5 -s 1"]
+)
+def test_a_command_that_is_not_understood(more: str) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(f"plan {SMALL} {more}".split())
+    assert stopped.value.code == 2

@@ -1,0 +1,426 @@
+"""The client alone: what it charges, keeps, sends and says."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    RecordDict,
+    UserConfig,
+)
+from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from flwr_safedshb.client import prepared
+from flwr_safedshb.client import step as steps
+from flwr_safedshb.client.client import RefusedError, SafeDSHBClient, client_app
+from flwr_safedshb.client.node import LEDGER_NAME
+from flwr_safedshb.grids.in_process import InProcessGrid
+from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
+from flwr_safedshb.privacy.ledger.ledger import Ledger
+from flwr_safedshb.privacy.plan import PrivacyPlan
+from flwr_safedshb.privacy.randomness.noise import SeededRandomness
+
+PLAN = PrivacyPlan(1.0, 1.0, 4, 20)
+THETA = [np.full((1, 3), 0.25, np.float32), np.array([-0.5], np.float32)]
+SECRET = 123456.75
+
+Layers = list[NDArray[np.generic]]
+Scalar = bool | bytes | float | int | str
+
+
+def squares(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs.squeeze(1) - targets) ** 2
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    rng = np.random.default_rng(0)
+    inputs = torch.from_numpy(rng.normal(size=(20, 3)).astype(np.float32))
+    return inputs, inputs.sum(dim=1)
+
+
+def node(tmp_path: Path | None = None, **config: bool | float | str) -> Context:
+    node_config: UserConfig = {k.replace("_", "-"): v for k, v in config.items()}
+    if tmp_path is not None:
+        node_config = {
+            "state-dir": str(tmp_path / "state"),
+            "max-epsilon": 50.0,
+            "delta": 1e-5,
+            **node_config,
+        }
+    return Context(7, 11, node_config, RecordDict(), {})
+
+
+def make(context: Context, seed: int | None = 3, **settings: object) -> SafeDSHBClient:
+    randomness = None if seed is None else SeededRandomness(seed)
+    arguments = {
+        "model": torch.nn.Linear(3, 1),
+        "loss": squares,
+        "dataset": data(),
+        "plan": PLAN,
+        "randomness": randomness,
+        **settings,
+    }
+    return SafeDSHBClient(context=context, **arguments)  # type: ignore[arg-type]
+
+
+def ask(
+    context: Context, step: int, beta: float = 0.5, anchor: bool = True, **more: str
+) -> Layers:
+    """Take a step as a client that is rebuilt for the message."""
+    config: dict[str, Scalar] = {"step": step, "momentum": beta, "anchor": anchor}
+    return make(context).fit([*THETA], {**config, **more})[0]
+
+
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "state" / LEDGER_NAME)
+
+
+def same(first: Layers, second: Layers) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_first_step_is_the_noisy_gradient_times_one_minus_beta() -> None:
+    halved, whole = ask(node(), 0, 0.5), ask(node(), 0, 0.0)
+    for half, one in zip(halved, whole, strict=True):
+        assert np.allclose(half.astype(float), 0.5 * one.astype(float), rtol=1e-6)
+        assert half.dtype == np.float32
+    assert [layer.shape for layer in whole] == [(1, 3), (1,)]
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_momentum_follows_the_recursion(tmp_path: Path, durable: bool) -> None:
+    context = node(tmp_path if durable else None)
+    betas = [0.5, 0.9, 0.1, 0.0]
+    sent = [ask(context, t, beta) for t, beta in enumerate(betas)]
+    gradients = [ask(node(), t, 0.0) for t in range(4)]
+    expected = [np.zeros((1, 3)), np.zeros(1)]
+    for t, beta in enumerate(betas):
+        for layer in range(2):
+            noisy = np.asarray(gradients[t][layer], np.float64)
+            expected[layer] = beta * expected[layer] + (1 - beta) * noisy
+            assert np.allclose(sent[t][layer].astype(float), expected[layer], atol=1e-6)
+
+
+def test_durable_momentum_outlives_the_context(tmp_path: Path) -> None:
+    alive, restarted = node(tmp_path / "a"), node(tmp_path / "b")
+    for t in range(3):
+        assert same(ask(alive, t, session="s"), ask(restarted, t, session="s"))
+    restarted = node(tmp_path / "b")
+    assert not restarted.state
+    assert same(ask(alive, 3, session="s"), ask(restarted, 3, session="s"))
+
+
+def test_a_new_run_starts_from_zero_with_the_old_budget(tmp_path: Path) -> None:
+    context = node(tmp_path)
+    first = ask(context, 0, session="one")
+    ask(context, 1, session="one")
+    assert same(ask(context, 0, session="two"), first)
+    assert [c.run for c in ledger(tmp_path).charges()] == ["one", "one", "two"]
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("every", [1, 3])
+def test_steps_are_taken_up_again_from_an_anchor(
+    tmp_path: Path, durable: bool, every: int
+) -> None:
+    """A server that checkpoints every k steps may come back to the last one."""
+    context = node(tmp_path if durable else None)
+    sent = [ask(context, t, anchor=t % every == 0) for t in range(6)]
+    newest = 3 if every == 3 else 5
+    again = [ask(context, t, anchor=t % every == 0) for t in range(newest, 8)]
+    straight = node()
+    expected = [ask(straight, t) for t in range(8)]
+    assert all(same(a, b) for a, b in zip(sent, expected[:6], strict=True))
+    assert all(same(a, b) for a, b in zip(again, expected[newest:], strict=True))
+
+
+def test_a_step_that_goes_back_too_far_starts_from_zero() -> None:
+    context = node()
+    for t in range(5):
+        ask(context, t)
+    assert same(ask(context, 2), ask(node(), 2))
+
+
+def test_every_step_is_charged_once_and_replays_again(tmp_path: Path) -> None:
+    context = node(tmp_path)
+    for step in (0, 1, 1, 1, 0):
+        ask(context, step, session="run")
+    charges = ledger(tmp_path).charges()
+    assert [(c.plan, c.steps, c.run) for c in charges] == [(PLAN, 1, "run")] * 5
+
+
+def test_the_charge_comes_before_the_data(tmp_path: Path) -> None:
+    class Watching(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+        charged: list[int]
+
+        def __init__(self) -> None:
+            self.charged = []
+
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+            self.charged.append(len(ledger(tmp_path).charges()))
+            raise KeyError(SECRET)
+
+    examples = Watching()
+    client = make(node(tmp_path), dataset=examples)
+    with pytest.raises(RefusedError):
+        client.fit([*THETA], {"step": 0, "momentum": 0.5})
+    assert examples.charged == [1]
+    assert len(ledger(tmp_path).charges()) == 1
+
+
+def test_an_exhausted_budget_ends_in_a_refusal(tmp_path: Path) -> None:
+    context = node(tmp_path, max_epsilon=PLAN.epsilon(2, 1e-5) * 1.01)
+    ask(context, 0)
+    ask(context, 1)
+    with pytest.raises(RefusedError, match="budget of this node is spent"):
+        ask(context, 2)
+    assert len(ledger(tmp_path).charges()) == 2
+
+
+def test_no_budget_is_charged_for_a_message_that_is_refused(tmp_path: Path) -> None:
+    good: Mapping[str, object] = {"step": 0, "momentum": 0.5}
+    bad: list[tuple[Layers, Mapping[str, object]]] = [
+        ([*THETA], {"momentum": 0.5}),
+        ([*THETA], {"step": 0}),
+        ([*THETA], {**good, "step": -1}),
+        ([*THETA], {**good, "step": True}),
+        ([*THETA], {**good, "step": "0"}),
+        ([*THETA], {**good, "momentum": 1.0}),
+        ([*THETA], {**good, "momentum": float("nan")}),
+        ([*THETA], {**good, "session": "x" * 65}),
+        ([*THETA], {**good, "session": 5}),
+        ([THETA[0]], good),
+        ([*THETA, THETA[0]], good),
+        ([THETA[0].T, THETA[1]], good),
+    ]
+    client = make(node(tmp_path))
+    for parameters, config in bad:
+        with pytest.raises(RefusedError, match="message"):
+            client.fit(parameters, config)  # type: ignore[arg-type]
+    assert ledger(tmp_path).charges() == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "bound"),
+    [
+        ("min-noise-multiplier", 1.5),
+        ("max-clip-norm", 0.5),
+        ("max-sampling-rate", 0.1),
+        ("sampling", "poisson"),
+        ("require-secure-noise", True),
+    ],
+)
+def test_the_nodes_policy_refuses_a_weaker_plan(
+    tmp_path: Path, rule: str, bound: bool | float | str
+) -> None:
+    context = node(tmp_path)
+    context.node_config[rule] = bound
+    with pytest.raises(RefusedError, match=f"policy {rule}={str(bound).lower()}"):
+        make(context)
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_run_may_ask_for_less_budget_and_not_for_more(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="policy max-epsilon"):
+        make(node(tmp_path), max_epsilon=51.0)
+    with pytest.raises(RefusedError, match="policy delta"):
+        make(node(tmp_path), delta=1e-4)
+    client = make(node(tmp_path), max_epsilon=1.0)
+    assert client.ledger is not None
+    assert client.ledger.max_epsilon == 1.0
+    assert ledger(tmp_path).max_epsilon == 50.0
+
+
+def test_unpredictable_noise_needs_a_ledger() -> None:
+    with pytest.raises(RefusedError, match="no state-dir"):
+        make(node(), seed=None)
+
+
+def test_unpredictable_noise_is_the_default_and_never_repeats(tmp_path: Path) -> None:
+    client = make(node(tmp_path), seed=None)
+    sent = [client.fit([*THETA], {"step": 0, "momentum": 0.0})[0] for _ in range(2)]
+    assert client.randomness.private
+    assert not same(sent[0], sent[1])
+
+
+def test_a_misspelt_rule_is_an_error_and_own_keys_can_be_named() -> None:
+    with pytest.raises(ValueError, match="did you mean 'max-clip-norm'"):
+        make(node(max_clipnorm=1.0))
+    make(node(data_path="x"), node_keys=("data-path",))
+
+
+def test_a_plan_for_another_dataset_is_an_error() -> None:
+    with pytest.raises(ValueError, match="num_examples=21"):
+        make(node(), plan=PrivacyPlan(1.0, 1.0, 4, 21))
+
+
+def test_entries_that_are_not_trained_are_answered_with_zeros() -> None:
+    class Partly(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen = torch.nn.Linear(3, 3)
+            self.frozen.requires_grad_(False)
+            self.last = torch.nn.Linear(3, 1)
+            self.register_buffer("count", torch.tensor(5))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            hidden: torch.Tensor = self.frozen(inputs)
+            outputs: torch.Tensor = self.last(hidden)
+            return outputs
+
+    model = Partly()
+    entries = model.state_dict()
+    parameters = [np.asarray(value.numpy() + 1) for value in entries.values()]
+    sent, _, _ = make(node(), model=model).fit(
+        [*parameters], {"step": 0, "momentum": 0.5}
+    )
+    by_name = dict(zip(entries, sent, strict=True))
+    for name, value in entries.items():
+        assert by_name[name].shape == tuple(value.shape)
+        assert (by_name[name] != 0).all() == name.startswith("last")
+    assert model.count == 6
+    loaded = [value.numpy() for value in model.state_dict().values()]
+    assert all(np.array_equal(a, b) for a, b in zip(loaded, parameters, strict=True))
+
+
+class Explodes(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        raise ValueError(f"example {index} holds {SECRET}")
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_what_reaches_the_server_says_nothing_about_the_data(
+    tmp_path: Path, legacy: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def exploding(context: Context) -> SafeDSHBClient:
+        return make(context, dataset=Explodes())
+
+    app = client_app(exploding)
+    if legacy:
+        app = ClientApp(client_fn=lambda context: exploding(context).to_client())
+    (reply,) = send(app, legacy)
+    assert "RefusedError" in str(reply.error.reason)
+    assert str(SECRET) not in str(reply.error.reason)
+    assert str(SECRET) not in caplog.text
+
+
+def test_a_failing_client_fn_or_ledger_says_nothing_about_the_node(
+    tmp_path: Path,
+) -> None:
+    def failing(context: Context) -> SafeDSHBClient:
+        raise FileNotFoundError(f"/private/{SECRET}")
+
+    (reply,) = send(client_app(failing))
+    assert str(SECRET) not in str(reply.error.reason)
+    assert "could not be made" in str(reply.error.reason)
+
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / LEDGER_NAME).write_bytes(b"not a ledger")
+    (reply,) = send(client_app(lambda _: make(node(tmp_path))))
+    assert "the privacy ledger of this node cannot be used" in str(reply.error.reason)
+    assert str(tmp_path) not in str(reply.error.reason)
+
+
+def send(app: ClientApp, legacy: bool = False, kind: str = "train") -> list[Message]:
+    prefix = ("fitins.parameters", "fitins.config") if legacy else ("arrays", "config")
+    grid = InProcessGrid(app, 1)
+    content = RecordDict(
+        {
+            prefix[0]: ArrayRecord([*THETA]),
+            prefix[1]: ConfigRecord({"step": 0, "momentum": 0.5}),
+        }
+    )
+    nodes = grid.get_node_ids()
+    messages = [Message(content, dst_node_id=n, message_type=kind) for n in nodes]
+    return grid.send_and_receive(messages)
+
+
+def test_replies_hold_the_momentum_and_the_number_of_examples_only() -> None:
+    (reply,) = send(client_app(make))
+    assert reply.content.keys() == {"arrays", "metrics"}
+    assert dict(reply.content.metric_records["metrics"]) == {"num-examples": 20}
+    legacy = ClientApp(client_fn=lambda context: make(context).to_client())
+    (reply,) = send(legacy, legacy=True)
+    assert dict(reply.content.config_records["fitres.metrics"]) == {}
+
+
+def test_evaluation_is_refused_unless_the_client_has_its_own() -> None:
+    (reply,) = send(client_app(make), kind="evaluate")
+    assert "does not evaluate" in str(reply.error.reason)
+
+    class Evaluates(SafeDSHBClient):
+        def evaluate(
+            self, parameters: Layers, config: Mapping[str, object]
+        ) -> tuple[float, int, dict[str, bool | bytes | float | int | str]]:
+            return 0.5, 20, {"accuracy": 0.75, "note": "text"}
+
+    def opted_in(context: Context) -> SafeDSHBClient:
+        return Evaluates(
+            torch.nn.Linear(3, 1),
+            squares,
+            data(),
+            PLAN,
+            context,
+            randomness=SeededRandomness(0),
+        )
+
+    (reply,) = send(client_app(opted_in), kind="evaluate")
+    assert dict(reply.content.metric_records["metrics"]) == {
+        "accuracy": 0.75,
+        "loss": 0.5,
+        "num-examples": 20,
+    }
+
+
+def test_messages_with_other_records_are_refused() -> None:
+    grid = InProcessGrid(client_app(make), 1)
+    (target,) = grid.get_node_ids()
+    message = Message(RecordDict(), dst_node_id=target, message_type="train")
+    (reply,) = grid.send_and_receive([message])
+    assert "one ArrayRecord and one ConfigRecord" in str(reply.error.reason)
+
+
+def test_a_model_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Linear(3, 1)
+    made = []
+    real = ClippedGradients
+
+    def counted(*arguments: object) -> object:
+        made.append(arguments)
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(prepared, "ClippedGradients", counted)
+    for _ in range(3):
+        make(node(), model=model)
+    assert len(made) == 1
+    make(node(), model=model, plan=PrivacyPlan(2.0, 1.0, 4, 20))
+    assert len(made) == 2
+
+
+def test_an_unexpected_failure_is_logged_here_and_not_sent(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a bug of ours")
+
+    monkeypatch.setattr(steps, "private_gradients", broken)
+    with caplog.at_level(logging.ERROR), pytest.raises(RefusedError) as caught:
+        ask(node(), 0)
+    assert "a bug of ours" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None

@@ -1,0 +1,560 @@
+import math
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import sqlite3
+import stat
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flwr_safedshb.privacy.accounting import accountant
+from flwr_safedshb.privacy.ledger import database
+from flwr_safedshb.privacy.ledger.ledger import (
+    BudgetExhausted,
+    Ledger,
+    LedgerCorrupted,
+    LedgerError,
+)
+from flwr_safedshb.privacy.plan import PrivacyPlan
+
+DELTA = 1e-5
+# How often a writer is killed; set it higher to be surer.
+KILLS = int(os.environ.get("SAFEDSHB_LEDGER_KILLS", "20"))
+
+PLAN = PrivacyPlan(1.0, 2.0, batch_size=10, num_examples=1000)
+OTHER = PrivacyPlan(1.0, 3.0, batch_size=20, num_examples=1000)
+CHEAP = PrivacyPlan(1.0, 100.0, batch_size=10, num_examples=1000)
+
+# Processes that share nothing with this one.
+fresh = multiprocessing.get_context("forkserver")
+fresh.set_forkserver_preload(["flwr_safedshb.privacy.ledger.ledger", "pytest"])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite"
+
+
+def steps_charged(ledger: Ledger) -> int:
+    return sum(charge.steps for charge in ledger.charges())
+
+
+def run_together(*processes: BaseProcess) -> None:
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=120)
+        assert process.exitcode == 0
+
+
+# The budget
+
+
+def test_epsilon_covers_runs_restarts_and_plans(path: Path) -> None:
+    with Ledger(path, max_epsilon=3.0, delta=DELTA) as ledger:
+        assert ledger.epsilon() == 0
+        ledger.charge(PLAN, run=1)
+        ledger.charge(PLAN, steps=9, run=1)
+    ledger = Ledger(path)
+    ledger.charge(OTHER, steps=5, run="second")
+    expected = accountant.epsilon([(PLAN, 10), (OTHER, 5)], DELTA)
+    assert ledger.epsilon() == Ledger(path).epsilon() == expected
+    assert (ledger.max_epsilon, ledger.delta) == (3.0, DELTA)
+    listed = [(c.run, c.plan, c.steps) for c in ledger.charges()]
+    assert listed == [("1", PLAN, 1), ("1", PLAN, 9), ("second", OTHER, 5)]
+    assert all(c.time.endswith("+00:00") for c in ledger.charges())
+
+
+@pytest.mark.parametrize("past", [[], [(OTHER, 15)]])
+def test_last_step_that_fits_is_taken_and_no_other(
+    path: Path, past: list[tuple[PrivacyPlan, int]]
+) -> None:
+    budget = accountant.epsilon([(PLAN, 30), (OTHER, 15)], DELTA) * (1 + 1e-6)
+    allowed = accountant.max_steps(past, PLAN, DELTA, budget)
+    assert allowed >= 30
+    ledger = Ledger(path, budget, DELTA)
+    for plan, steps in past:
+        ledger.charge(plan, steps)
+    for _ in range(allowed):
+        ledger.charge(PLAN)
+    for again in (ledger, Ledger(path)):
+        with pytest.raises(BudgetExhausted, match="nothing was charged"):
+            again.charge(PLAN)
+    assert steps_charged(ledger) == allowed + sum(steps for _, steps in past)
+    assert ledger.epsilon() <= budget
+
+
+def test_exhausted_for_one_plan_may_still_have_room_for_another(path: Path) -> None:
+    budget = accountant.epsilon([(PLAN, 3)], DELTA) * 1.001
+    ledger = Ledger(path, budget, DELTA)
+    with pytest.raises(BudgetExhausted):
+        ledger.charge(PLAN, steps=4)
+    assert ledger.charges() == []
+    ledger.charge(PLAN, steps=3)
+    with pytest.raises(BudgetExhausted):
+        ledger.charge(PLAN)
+    ledger.charge(CHEAP)
+    assert ledger.epsilon() <= budget
+
+
+def test_plan_without_noise_never_fits(path: Path) -> None:
+    ledger = Ledger(path, 100.0, DELTA)
+    with pytest.raises(BudgetExhausted):
+        ledger.charge(PrivacyPlan(1.0, 0.0, batch_size=10, num_examples=1000))
+
+
+def test_many_steps_are_decided_with_little_accounting(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = accountant.epsilon([(PLAN, 60)], DELTA)
+    searches: list[int] = []
+    search = accountant.max_steps
+
+    def spy(*arguments: object) -> int:
+        searches.append(1)
+        return search(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(accountant, "max_steps", spy)
+    ledger, elsewhere = Ledger(path, budget, DELTA), Ledger(path)
+    for _ in range(30):
+        ledger.charge(PLAN)
+        elsewhere.charge(PLAN)  # must not make the first one start again
+    assert len(searches) <= 2
+
+
+@pytest.mark.parametrize("steps", [0, -1, 1.5, True])
+def test_bad_steps(path: Path, steps: int) -> None:
+    ledger = Ledger(path, 1.0, DELTA)
+    with pytest.raises(ValueError, match="steps="):
+        ledger.charge(PLAN, steps)
+    assert ledger.charges() == []
+
+
+# The limits
+
+
+def test_weaker_limits_are_refused_and_stricter_ones_bind_the_object(
+    path: Path,
+) -> None:
+    Ledger(path, 2.0, DELTA)
+    with pytest.raises(LedgerError, match="weaker than 2"):
+        Ledger(path, max_epsilon=2.1)
+    for delta in (1e-6, 1e-4):
+        with pytest.raises(LedgerError, match="delta="):
+            Ledger(path, delta=delta)
+    strict = Ledger(path, max_epsilon=0.001, delta=DELTA)
+    assert strict.max_epsilon == 0.001
+    with pytest.raises(BudgetExhausted):
+        strict.charge(PLAN)
+    Ledger(path).charge(PLAN)
+    assert Ledger(path).max_epsilon == 2.0
+
+
+def test_missing_file_is_made_only_with_both_limits(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for limits in ({}, {"max_epsilon": 1.0}, {"delta": DELTA}):
+        with pytest.raises(LedgerError, match="no ledger"):
+            Ledger(path, **limits)
+    assert not path.exists()
+    Ledger(path, 1.0, DELTA)
+    assert "nothing spent so far is known" in caplog.text
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("max_epsilon", "delta"),
+    [(0.0, DELTA), (-1.0, DELTA), (math.nan, DELTA), (1.0, 0.0), (1.0, 1.0)],
+)
+def test_impossible_limits(path: Path, max_epsilon: float, delta: float) -> None:
+    with pytest.raises(ValueError, match=r"max_epsilon|delta"):
+        Ledger(path, max_epsilon, delta)
+    assert not path.exists()
+
+
+def test_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="directory must exist"):
+        Ledger(tmp_path / "absent" / "ledger.sqlite", 1.0, DELTA)
+
+
+# Durability and exclusion
+
+
+def test_file_is_private_and_fully_synchronous(path: Path) -> None:
+    ledger = Ledger(path, 1.0, DELTA)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with ledger._store.transaction() as connection:
+        assert connection.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+        connection.execute("INSERT INTO plans (plan) VALUES ('')")
+        journal = Path(f"{path}-journal")
+        assert stat.S_IMODE(journal.stat().st_mode) == 0o600
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def write_until_killed(path: Path, released: Path) -> None:
+    ledger = Ledger(path)
+    log = os.open(released, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    while True:
+        ledger.charge(CHEAP, run=os.getpid())
+        os.write(log, b"x")  # a release: what is written here must be charged
+        time.sleep(0.0005)  # a gap, so that the other processes get their turn
+
+
+def test_kill_at_any_moment_never_hides_a_release(path: Path) -> None:
+    rng = random.Random(0)
+    Ledger(path, math.inf, DELTA)
+    logs = [path.with_suffix(f".released{i}") for i in range(2)]
+
+    def start(log: Path) -> BaseProcess:
+        before = log.stat().st_size if log.exists() else 0
+        process = fresh.Process(target=write_until_killed, args=(path, log))
+        process.start()
+        deadline = time.monotonic() + 60
+        while not (log.exists() and log.stat().st_size > before):
+            assert process.exitcode is None
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return process
+
+    def released() -> int:
+        return sum(log.stat().st_size for log in logs)
+
+    writers = [start(log) for log in logs]
+    try:
+        for _ in range(KILLS):
+            time.sleep(rng.uniform(0, 0.02))
+            victim = rng.randrange(2)
+            writers[victim].kill()
+            writers[victim].join()
+            assert writers[victim].exitcode == -signal.SIGKILL
+            before = released()
+            assert steps_charged(Ledger(path)) >= before
+            writers[victim] = start(logs[victim])
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.join()
+    # Each kill may waste the one charge in flight, and no more.
+    wasted = steps_charged(Ledger(path)) - released()
+    assert 0 <= wasted <= KILLS + 2
+    assert released() > KILLS
+
+
+def charge_all(path: Path, plan: PrivacyPlan, taken: Path) -> None:
+    ledger = Ledger(path)
+    count = 0
+    try:
+        while True:
+            ledger.charge(plan)
+            count += 1
+    except BudgetExhausted:
+        taken.write_text(str(count))
+
+
+@pytest.mark.parametrize("plans", [(PLAN, PLAN), (PLAN, OTHER)])
+def test_two_processes_cannot_both_take_the_last_step(
+    path: Path, plans: tuple[PrivacyPlan, PrivacyPlan]
+) -> None:
+    budget = accountant.epsilon([(PLAN, 40)], DELTA)
+    ledger = Ledger(path, budget, DELTA)
+    logs = [path.with_suffix(f".taken{i}") for i in range(2)]
+    run_together(
+        *(
+            fresh.Process(target=charge_all, args=(path, plan, log))
+            for plan, log in zip(plans, logs, strict=True)
+        )
+    )
+    taken = [int(log.read_text()) for log in logs]
+    assert steps_charged(ledger) == sum(taken)
+    assert ledger.epsilon() <= budget
+    totals = [(PLAN, 0)] + [(c.plan, c.steps) for c in ledger.charges()]
+    for plan in plans:
+        assert accountant.max_steps(totals, plan, DELTA, budget) == 0
+    if plans == (PLAN, PLAN):
+        assert sum(taken) == accountant.max_steps([], PLAN, DELTA, budget)
+
+
+def create_and_charge(path: Path) -> None:
+    Ledger(path, 5.0, DELTA).charge(CHEAP)
+
+
+def test_processes_that_create_at_once_share_one_ledger(path: Path) -> None:
+    run_together(
+        *(fresh.Process(target=create_and_charge, args=(path,)) for _ in range(4))
+    )
+    assert steps_charged(Ledger(path)) == 4
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_forked_child_uses_a_connection_of_its_own(path: Path) -> None:
+    ledger = Ledger(path, 5.0, DELTA)
+    ledger.charge(CHEAP)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ledger.charge(CHEAP)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+    ledger.charge(CHEAP)
+    assert steps_charged(ledger) == 3
+
+
+def test_threads_may_share_a_ledger(path: Path) -> None:
+    ledger = Ledger(path, 5.0, DELTA)
+
+    def charge() -> None:
+        for _ in range(5):
+            ledger.charge(CHEAP)
+
+    threads = [threading.Thread(target=charge) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert steps_charged(ledger) == 20
+
+
+def charge_on_a_full_disk(path: Path, released: Path) -> None:
+    ledger = Ledger(path)
+    ledger.charge(CHEAP)
+    limit = path.stat().st_size  # the file cannot grow any more
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    count = 1
+    try:
+        while True:
+            ledger.charge(CHEAP)
+            count += 1
+    except LedgerError as error:
+        said = str(error)
+    assert "release nothing" in said
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    )
+    ledger.charge(CHEAP)  # usable again, without a restart
+    released.write_text(str(count + 1))
+
+
+def test_full_disk_is_a_clear_error_and_no_undercount(path: Path) -> None:
+    Ledger(path, 50.0, DELTA)
+    log = path.with_suffix(".released")
+    run_together(fresh.Process(target=charge_on_a_full_disk, args=(path, log)))
+    released = int(log.read_text())
+    assert released > 10
+    assert released <= steps_charged(Ledger(path)) <= released + 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "statement", "words"),
+    [
+        ("mode=ro", "DELETE FROM plans", "permissions"),
+        ("mode=rw", "PRAGMA max_page_count = 1; CREATE TABLE x (y)", "free space"),
+        ("mode=rw", "SELECT * FROM absent", "is refused"),
+    ],
+)
+def test_errors_of_sqlite_come_with_a_remedy(
+    path: Path, mode: str, statement: str, words: str
+) -> None:
+    Ledger(path, 1.0, DELTA)
+    connection = sqlite3.connect(f"file:{path}?{mode}", uri=True)
+    with pytest.raises(sqlite3.Error) as caught:
+        connection.executescript(statement)
+    connection.close()
+    assert words in str(database.explained(path, caught.value))
+
+
+# Damage
+
+
+@pytest.fixture
+def spent(path: Path) -> Ledger:
+    """A ledger with a history."""
+    ledger = Ledger(path, 5.0, DELTA)
+    for step in range(40):
+        ledger.charge(PLAN if step % 3 else OTHER, run=step // 10)
+    ledger.save_state(3, 39, [np.arange(200.0)])
+    ledger.close()
+    return ledger
+
+
+def test_damaged_bytes_are_refused_or_change_nothing(path: Path, spent: Ledger) -> None:
+    rng = random.Random(1)
+    whole, listed = path.read_bytes(), spent.charges()
+    refused = 0
+    for trial in range(200):
+        damaged = bytearray(whole)
+        start = rng.randrange(len(whole))
+        for i in range(start, min(start + rng.choice([1, 1, 16, 512]), len(whole))):
+            damaged[i] ^= rng.randrange(1, 256)
+        copy = path.with_name(f"damaged{trial}.sqlite")
+        copy.write_bytes(damaged)
+        try:
+            ledger = Ledger(copy)
+            assert ledger.charges() == listed
+            assert (ledger.max_epsilon, ledger.delta) == (5.0, DELTA)
+        except LedgerError:
+            refused += 1
+    assert refused > 20  # the other bytes are free space, and a state nobody loads
+
+
+@pytest.mark.parametrize("left", [0, 1, 100, 4096, 0.5, 0.99])
+def test_truncated_file_is_refused(path: Path, spent: Ledger, left: float) -> None:
+    size = path.stat().st_size
+    os.truncate(path, left if isinstance(left, int) else int(size * left))
+    for limits in ({}, {"max_epsilon": 5.0, "delta": DELTA}):
+        with pytest.raises(LedgerCorrupted, match="is refused"):
+            Ledger(path, **limits)
+
+
+def foreign_database(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE charges (id INTEGER PRIMARY KEY)")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        foreign_database,
+        lambda path: path.write_text("not a database at all" * 400),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.with_name(f"{path.name}-journal").write_bytes(b"x" * 900),
+    ],
+)
+def test_foreign_file_is_refused_and_left_alone(
+    path: Path, make: Callable[[Path], object]
+) -> None:
+    make(path)
+    before = {p.name: p.read_bytes() for p in path.parent.iterdir()}
+    with pytest.raises(LedgerCorrupted, match="is refused"):
+        Ledger(path, 1.0, DELTA)
+    assert {p.name: p.read_bytes() for p in path.parent.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "tampering",
+    [
+        "DELETE FROM charges WHERE id = 40",
+        "DELETE FROM charges WHERE id = 7",
+        "DELETE FROM charges",
+        "UPDATE charges SET steps = 0 WHERE id = 7",
+        "UPDATE charges SET run = 'x' WHERE id = 40",
+        "UPDATE charges SET plan = 1 WHERE plan = 2",
+        "UPDATE charges SET plan = 99 WHERE id = 7",
+        "UPDATE charges SET steps = x'00' WHERE id = 7",
+        "UPDATE plans SET plan = replace(plan, '2.0', '9.0')",
+        "UPDATE plans SET plan = '[]' WHERE id = 1",
+        "UPDATE plans SET plan = x'80' WHERE id = 1",
+        "DELETE FROM plans",
+        "UPDATE ledger SET max_epsilon = 50.0",
+        "UPDATE ledger SET delta = 0.1",
+        "UPDATE ledger SET max_epsilon = 'much'",
+        "UPDATE ledger SET count = 39",
+        "DELETE FROM ledger",
+        "DROP TABLE charges",
+    ],
+)
+def test_tampering_is_refused(path: Path, spent: Ledger, tampering: str) -> None:
+    with sqlite3.connect(path) as connection:
+        if "charges" in tampering and "DROP" not in tampering:
+            with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+                connection.execute(tampering)
+        for trigger in ("charges_stay", "charges_keep"):
+            connection.execute(f"DROP TRIGGER {trigger}")
+        connection.execute(tampering)
+    connection.close()
+    with pytest.raises(LedgerCorrupted, match="is refused"):
+        Ledger(path)
+
+
+def test_file_removed_replaced_or_rolled_back_in_use_is_noticed(path: Path) -> None:
+    old = path.with_name("old.sqlite")
+    ledger = Ledger(path, 5.0, DELTA)
+    ledger.charge(CHEAP)
+    shutil.copy(path, old)
+    ledger.charge(CHEAP)
+    newest = path.read_bytes()
+    path.write_bytes(old.read_bytes())  # rolled back in place
+    for _ in range(2):  # and the refusal is no passing mood
+        with pytest.raises(LedgerCorrupted, match="missing"):
+            ledger.charge(CHEAP)
+    path.write_bytes(newest)
+    ledger.charge(CHEAP)
+    old.replace(path)
+    for _ in range(2):
+        with pytest.raises(LedgerError, match="removed or replaced"):
+            ledger.charge(CHEAP)
+    path.unlink()
+    with pytest.raises(LedgerError, match="removed"):
+        ledger.charge(CHEAP)
+
+
+# The state of a run
+
+
+def test_state_survives_exactly_and_belongs_to_its_run(path: Path) -> None:
+    ledger = Ledger(path, 1.0, DELTA)
+    assert ledger.load_state(7) is None
+    arrays: list[np.ndarray[tuple[int, ...], np.dtype[np.generic]]] = [
+        np.array([[1.5, math.nan], [math.inf, -0.0]], dtype=np.float32),
+        np.array(3.0),
+        np.empty((0, 4), dtype=np.float64),
+    ]
+    ledger.save_state(7, 0, [np.zeros(3)])
+    ledger.save_state(7, 12, arrays)
+    saved = Ledger(path).load_state("7")
+    assert saved is not None
+    assert saved.step == 12
+    assert [a.dtype for a in saved.arrays] == [a.dtype for a in arrays]
+    for mine, theirs in zip(saved.arrays, arrays, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert ledger.load_state(8) is None  # a new run starts without momentum
+
+
+def test_states_of_old_runs_are_dropped(path: Path) -> None:
+    ledger = Ledger(path, 1.0, DELTA)
+    for run in range(8):
+        ledger.save_state(run, 1, [np.zeros(2)])
+        time.sleep(0.002)
+    kept = [run for run in range(8) if ledger.load_state(run)]
+    assert kept == [4, 5, 6, 7]
+
+
+def test_nothing_is_pickled(path: Path) -> None:
+    ledger = Ledger(path, 1.0, DELTA)
+    with pytest.raises(ValueError, match="allow_pickle"):
+        ledger.save_state(1, 1, [np.array([{}], dtype=object)])
+
+
+def test_state_of_the_running_run_survives_a_clock_set_back(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(path, max_epsilon=1.0, delta=DELTA)
+    for run in range(6):
+        time_then = f"20{50 - run}-01-01T00:00:00.000+00:00"
+        monkeypatch.setattr(
+            "flwr_safedshb.privacy.ledger.ledger.now", lambda t=time_then: t
+        )
+        ledger.save_state(run, 0, [np.zeros(1)])
+        assert ledger.load_state(run) is not None
+
+
+def test_damaged_state_is_refused_and_the_budget_is_not(
+    path: Path, spent: Ledger
+) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE state SET step = 3")
+    connection.close()
+    with pytest.raises(LedgerCorrupted, match="start a new run"):
+        spent.load_state(3)
+    assert steps_charged(spent) == 40

@@ -1,0 +1,343 @@
+import io
+import logging
+import math
+import traceback
+import warnings
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+from flwr_safedshb.privacy.clipping.gradients import (
+    ClippedGradients,
+    UnsupportedModelError,
+)
+from flwr_safedshb.privacy.gaussian import (
+    Data,
+    Layers,
+    PrivateDataError,
+    private_gradient,
+)
+from flwr_safedshb.privacy.plan import Clipping, PrivacyPlan, Sampling
+from flwr_safedshb.privacy.randomness.noise import (
+    Randomness,
+    SecureRandomness,
+    SeededRandomness,
+)
+from flwr_safedshb.privacy.samplers import sample
+
+# Threads cost more than they bring on matrices of this size.
+torch.set_num_threads(1)
+both_paths = pytest.mark.parametrize("clipping", ["per-example", "ghost"])
+both_samplers = pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+
+EXAMPLES = 40
+LOSS = nn.CrossEntropyLoss()
+
+
+class Items(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """A dataset that can only be read one example at a time."""
+
+    def __init__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inputs[index], self.targets[index]
+
+
+def data(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(EXAMPLES, 6, generator=generator)
+    return inputs, torch.randint(3, (EXAMPLES,), generator=generator)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(6, 3)
+
+
+def plan(
+    noise_multiplier: float = 1.0,
+    sampling: Sampling = "fixed",
+    clipping: Clipping = "per-example",
+    batch_size: int = 5,
+    num_examples: int = EXAMPLES,
+    clip_norm: float = 0.5,
+) -> PrivacyPlan:
+    return PrivacyPlan(
+        clip_norm,
+        noise_multiplier,
+        batch_size,
+        num_examples,
+        sampling=sampling,
+        clipping=clipping,
+    )
+
+
+def flat(layers: Layers) -> npt.NDArray[np.float64]:
+    return np.concatenate([layer.ravel() for layer in layers]).astype(np.float64)
+
+
+def literal(
+    net: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, p: PrivacyPlan
+) -> npt.NDArray[np.float64]:
+    """(1/b) sum g min(1, C/||g||), one example at a time."""
+    total = np.zeros(sum(w.numel() for w in net.parameters()))
+    for x, y in zip(inputs, targets, strict=True):
+        value = nn.functional.cross_entropy(net(x[None]), y[None])
+        layers = torch.autograd.grad(value, list(net.parameters()))
+        gradient = np.concatenate([g.numpy().ravel() for g in layers])
+        total += gradient * min(1.0, p.clip_norm / np.linalg.norm(gradient))
+    return total / p.batch_size
+
+
+@both_paths
+@both_samplers
+def test_is_the_literal_mean_plus_the_noise_of_the_source(
+    sampling: Sampling, clipping: Clipping
+) -> None:
+    net, (inputs, targets) = model(), data()
+    for seed in range(5):
+        p = plan(sampling=sampling, clipping=clipping)
+        source = SeededRandomness(seed)
+        batch = sample(p, source)
+        noise = source.gaussian(sum(w.numel() for w in net.parameters()), p.noise_std)
+        expected = literal(net, inputs[batch], targets[batch], p) + noise
+        released = private_gradient(
+            (net, LOSS), (inputs, targets), p, SeededRandomness(seed)
+        )
+        assert [r.shape for r in released] == [(3, 6), (3,)]
+        assert all(r.dtype == np.float32 for r in released)
+        np.testing.assert_allclose(flat(released), expected, atol=1e-6)
+
+
+def p_value(draws: npt.NDArray[np.float64], std: float) -> float:
+    return float(stats.kstest(draws, "norm", args=(0.0, std)).pvalue)
+
+
+def test_what_a_private_source_releases_is_on_a_grid_of_the_plan_alone() -> None:
+    net, examples, p = model(), data(), plan()
+    grid = 2.0 ** np.floor(np.log2(p.noise_std)) / 2**24
+
+    def off_grid(source: Randomness) -> int:
+        released = flat(private_gradient((net, LOSS), examples, p, source))
+        return int(np.count_nonzero(released.astype(np.float64) % grid))
+
+    assert not any(off_grid(SecureRandomness()) for _ in range(50))
+    # What the rounding is for: float32 alone keeps finer values near zero.
+    assert any(off_grid(SeededRandomness(seed)) for seed in range(50))
+
+
+@pytest.mark.parametrize("case", ["zero gradients", "empty batches"])
+def test_noise_has_the_deviation_of_the_plan(case: str) -> None:
+    wide = nn.Linear(60_000, 1, bias=False)
+    inputs, targets = torch.zeros(200, 60_000), torch.zeros(200, 1)
+    if case == "empty batches":
+        inputs = inputs + 1.0
+    p = PrivacyPlan(
+        2.0, 1.5, 1, 200, sampling="fixed" if case == "zero gradients" else "poisson"
+    )
+    seed = 0
+    while case == "empty batches" and len(sample(p, SeededRandomness(seed))):
+        seed += 1
+    released = private_gradient(
+        (wide, nn.MSELoss()), (inputs, targets), p, SeededRandomness(seed)
+    )
+    draws = flat(released)
+    assert p.noise_std == 2 * 2.0 * 1.5 / 1  # 2 C s / b
+    assert p_value(draws, p.noise_std) > 0.01
+    assert p_value(0.9 * draws, p.noise_std) < 1e-6
+    assert p_value(1.1 * draws, p.noise_std) < 1e-6
+
+
+@both_paths
+@both_samplers
+def test_one_example_moves_the_result_by_at_most_its_sensitivity(
+    sampling: Sampling, clipping: Clipping
+) -> None:
+    net, (inputs, targets) = model(), data()
+    p = plan(sampling=sampling, clipping=clipping)
+    gradients = ClippedGradients(net, LOSS, p.clip_norm, clipping)
+    other = inputs.clone()
+    moved = []
+    for scale in (100.0, -100.0, 1e-3, math.nan, math.inf):
+        other[3] = scale * inputs[7]
+        for seed in range(15):
+            ours, theirs = (
+                flat(
+                    private_gradient(gradients, (x, targets), p, SeededRandomness(seed))
+                )
+                for x in (inputs, other)
+            )
+            moved.append(float(np.linalg.norm(ours - theirs)))
+    bound = 2 * p.clip_norm / p.batch_size
+    assert max(moved) <= bound * (1 + 1e-5)
+    assert max(moved) > 0.5 * bound  # the bound is not met because nothing happens
+
+
+def test_divisor_is_the_plans_batch_size_whatever_was_drawn() -> None:
+    net = nn.Linear(1, 1, bias=False)
+    inputs, targets = torch.ones(8, 1), torch.zeros(8)
+    loss = lambda outputs, targets: outputs[:, 0]  # noqa: E731  # gradient 1 each
+    p = PrivacyPlan(1.0, 0.0, 4, 8, sampling="poisson")
+    seen = set()
+    for seed in range(40):
+        size = len(sample(p, SeededRandomness(seed)))
+        released = private_gradient(
+            (net, loss), (inputs, targets), p, SeededRandomness(seed)
+        )
+        assert float(released[0][0, 0]) == pytest.approx(size / 4)
+        seen.add(size)
+    assert len(seen) > 3
+
+
+def test_weight_decay_is_added_after_the_noise() -> None:
+    net = model()
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.mul_(1e3)  # decay before the clip would be clipped away
+    p = plan()
+    plain, decayed = (
+        flat(private_gradient((net, LOSS), data(), p, SeededRandomness(1), decay))
+        for decay in (0.0, 0.1)
+    )
+    weights = torch.cat([w.detach().flatten() for w in net.parameters()])
+    np.testing.assert_allclose(decayed - plain, 0.1 * weights.numpy(), rtol=1e-4)
+
+
+@both_samplers
+def test_all_kinds_of_datasets_give_the_same_bytes(sampling: Sampling) -> None:
+    inputs, targets = data()
+    kinds: list[Data] = [
+        (inputs, targets),
+        TensorDataset(inputs, targets),  # type: ignore[list-item]  # of tuples
+        Items(inputs, targets),
+    ]
+    p = plan(sampling=sampling, batch_size=1, noise_multiplier=0.1)
+    for seed in range(6):  # with empty batches among them
+        released = {
+            flat(
+                private_gradient((model(), LOSS), kind, p, SeededRandomness(seed))
+            ).tobytes()
+            for kind in kinds
+        }
+        assert len(released) == 1
+
+
+def test_secure_source_gives_a_different_gradient_each_time() -> None:
+    p, source = plan(), SecureRandomness()
+    gradients = ClippedGradients(model(), LOSS, p.clip_norm)
+    released = {
+        flat(private_gradient(gradients, data(), p, source)).tobytes() for _ in range(3)
+    }
+    assert len(released) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_examples": EXAMPLES + 1}, "num_examples=41"),
+        ({"clip_norm": 0.6}, "clip_norm=0.6"),
+    ],
+)
+def test_plan_for_other_data_or_another_clip_is_refused(
+    changes: dict[str, float], words: str
+) -> None:
+    gradients = ClippedGradients(model(), LOSS, 0.5)
+    with pytest.raises(ValueError, match=words):
+        private_gradient(gradients, data(), plan(**changes), SeededRandomness(0))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("weight_decay", [-0.1, math.nan, math.inf])
+def test_bad_weight_decay(weight_decay: float) -> None:
+    with pytest.raises(ValueError, match="weight_decay"):
+        private_gradient(
+            (model(), LOSS), data(), plan(), SeededRandomness(0), weight_decay
+        )
+
+
+def test_targets_of_another_length_are_refused() -> None:
+    inputs, targets = data()
+    with pytest.raises(ValueError, match="size of the dataset, got 39, 40"):
+        private_gradient(
+            (model(), LOSS), (inputs, targets[:-1]), plan(), SeededRandomness(0)
+        )
+
+
+def transcript(
+    dataset: Data, clipping: Clipping, capfd: pytest.CaptureFixture[str]
+) -> str:
+    """Everything a step says besides its result: logs, prints, warnings, errors."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    said = ""
+    p = plan(clipping=clipping, batch_size=EXAMPLES)  # every example, every time
+    net = model()
+    try:
+        with warnings.catch_warnings(record=True, action="always") as caught:
+            for seed in range(3):
+                try:
+                    private_gradient((net, LOSS), dataset, p, SeededRandomness(seed))
+                except Exception as error:
+                    said += "".join(traceback.format_exception(error, chain=False))
+                    said += f"{error.__cause__!r} {error.__context__!r}"
+        said += " ".join(str(warning.message) for warning in caught)
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+    captured = capfd.readouterr()
+    return said + stream.getvalue() + captured.out + captured.err
+
+
+def adjacent(case: str, kind: str) -> Data:
+    """A dataset that differs from the others in example 3 only."""
+    inputs, targets = data()
+    match case:
+        case "large":
+            inputs[3] *= 1e3
+        case "nan":
+            inputs[3, 2] = math.nan
+        case "inf":
+            inputs[3, 2] = math.inf
+        case "label 77":
+            targets[3] = 77
+        case "label 88":
+            targets[3] = 88
+    return Items(inputs, targets) if kind == "items" else (inputs, targets)
+
+
+@both_paths
+@pytest.mark.parametrize("kind", ["items", "tensors"])
+def test_nothing_said_depends_on_the_data(
+    clipping: Clipping, kind: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = {
+        case: transcript(adjacent(case, kind), clipping, capfd)
+        for case in ("as it is", "large", "nan", "inf", "label 77", "label 88")
+    }
+    assert said["as it is"] == said["large"] == said["nan"] == said["inf"]
+    # torch's own error would quote the label; ours must say the same for both.
+    assert said["label 77"] == said["label 88"]
+    assert "withheld" in said["label 77"]
+    assert "77" not in said["label 77"]
+    assert "None None" in said["label 77"]
+
+
+def test_error_of_the_model_is_not_withheld() -> None:
+    with pytest.raises(UnsupportedModelError, match="one value per example"):
+        private_gradient(
+            (model(), nn.functional.cross_entropy), data(), plan(), SeededRandomness(0)
+        )
+    with pytest.raises(PrivateDataError):
+        private_gradient((nn.Linear(5, 3), LOSS), data(), plan(), SeededRandomness(0))

@@ -1,0 +1,138 @@
+import itertools
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy import stats
+
+from flwr_safedshb.privacy.plan import PrivacyPlan, Sampling
+from flwr_safedshb.privacy.randomness.noise import (
+    Randomness,
+    SecureRandomness,
+    SeededRandomness,
+)
+from flwr_safedshb.privacy.samplers import sample
+
+Draw = Callable[[], tuple[int, ...]]
+STEPS = 12_000
+
+
+def plan(m: int, b: int, sampling: Sampling) -> PrivacyPlan:
+    return PrivacyPlan(1.0, 1.0, batch_size=b, num_examples=m, sampling=sampling)
+
+
+def drawer(m: int, b: int, sampling: Sampling) -> Draw:
+    source = SeededRandomness(11)
+    return lambda: tuple(sorted(sample(plan(m, b, sampling), source).tolist()))
+
+
+def probabilities(m: int, b: int, sampling: Sampling) -> dict[tuple[int, ...], float]:
+    """Every possible batch and how likely it must be."""
+    sets = [s for k in range(m + 1) for s in itertools.combinations(range(m), k)]
+    if sampling == "fixed":
+        possible = [s for s in sets if len(s) == b]
+        return dict.fromkeys(possible, 1 / len(possible))
+    q = b / m
+    return {s: q ** len(s) * (1 - q) ** (m - len(s)) for s in sets}
+
+
+def uniformity(draw: Draw, expected: dict[tuple[int, ...], float]) -> float:
+    """p-value that batches have the expected probabilities (chi-square)."""
+    counts = Counter(draw() for _ in range(STEPS))
+    if set(counts) - set(expected):
+        return 0.0
+    observed = [counts[s] for s in expected]
+    scaled = [STEPS * p for p in expected.values()]
+    return float(stats.chisquare(observed, scaled).pvalue)
+
+
+def independence(draw: Draw) -> float:
+    """p-value that a batch does not depend on the one before it (chi-square)."""
+    batches = [draw() for _ in range(STEPS)]
+    names = {s: i for i, s in enumerate(sorted(set(batches)))}
+    if len(names) < 2:
+        return 0.0
+    table = np.zeros((len(names), len(names)))
+    for before, after in itertools.pairwise(batches):
+        table[names[before], names[after]] += 1
+    return float(stats.chi2_contingency(table + 1e-9).pvalue)
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+@pytest.mark.parametrize(("m", "b"), [(4, 2), (5, 1), (4, 3)])
+def test_batches_have_the_probabilities_of_the_accountant(
+    m: int, b: int, sampling: Sampling
+) -> None:
+    draw = drawer(m, b, sampling)
+    assert uniformity(draw, probabilities(m, b, sampling)) > 1e-3
+    assert independence(draw) > 1e-3
+
+
+def epochs() -> Draw:
+    """Shuffle once and walk through, as a data loader does."""
+    rng = np.random.default_rng(0)
+    order: list[int] = []
+
+    def draw() -> tuple[int, ...]:
+        nonlocal order
+        if not order:
+            order = rng.permutation(4).tolist()
+        batch, order = order[:2], order[2:]
+        return tuple(sorted(batch))
+
+    return draw
+
+
+def with_replacement() -> Draw:
+    rng = np.random.default_rng(0)
+    return lambda: tuple(sorted(rng.integers(4, size=2).tolist()))
+
+
+def biased() -> Draw:
+    """Draw the first example somewhat more often than the others."""
+    rng = np.random.default_rng(0)
+    weights = np.array([1.3, 1.0, 1.0, 1.0])
+    weights /= weights.sum()
+    return lambda: tuple(sorted(rng.choice(4, 2, replace=False, p=weights).tolist()))
+
+
+def stuck() -> Draw:
+    return lambda: (0, 1)
+
+
+@pytest.mark.parametrize("mutation", [epochs, with_replacement, biased, stuck])
+def test_wrong_fixed_samplers_are_rejected(mutation: Callable[[], Draw]) -> None:
+    uniform = uniformity(mutation(), probabilities(4, 2, "fixed"))
+    assert min(uniform, independence(mutation())) < 1e-6
+
+
+@pytest.mark.parametrize("b", [1, 2])
+def test_fixed_batches_are_not_mistaken_for_poisson_ones(b: int) -> None:
+    assert uniformity(drawer(4, b, "fixed"), probabilities(4, b, "poisson")) < 1e-6
+    assert uniformity(drawer(4, b, "poisson"), probabilities(4, b, "fixed")) < 1e-6
+
+
+@pytest.mark.parametrize("source", [SecureRandomness(), SeededRandomness(1)])
+def test_fixed_batch_has_b_distinct_examples(source: Randomness) -> None:
+    for m, b in [(1, 1), (25, 25), (2763, 25)]:
+        batch: npt.NDArray[np.int64] = sample(plan(m, b, "fixed"), source)
+        assert batch.dtype == np.int64
+        assert len(set(batch.tolist())) == b
+        assert 0 <= batch.min() <= batch.max() < m
+
+
+@pytest.mark.parametrize("source", [SecureRandomness(), SeededRandomness(1)])
+def test_poisson_batch_may_be_empty_or_full(source: Randomness) -> None:
+    assert sample(plan(6, 6, "poisson"), source).tolist() == [0, 1, 2, 3, 4, 5]
+    sizes = {len(sample(plan(3, 1, "poisson"), source)) for _ in range(200)}
+    assert 0 in sizes  # (1 - 1/3)^3 = 0.3 each time
+    assert max(sizes) <= 3
+
+
+@pytest.mark.parametrize(("m", "b"), [(4, 5), (4, 0), (0, 0)])
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_impossible_batches_are_refused(m: int, b: int, sampling: Sampling) -> None:
+    with pytest.raises(ValueError, match=r"batch_size|num_examples"):
+        plan(m, b, sampling)

@@ -1,0 +1,153 @@
+"""The audit leaves correct code alone and catches planted bugs."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+import simulations.audit
+from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
+from flwr_safedshb.privacy.plan import PrivacyPlan
+from flwr_safedshb.privacy.randomness.noise import SeededRandomness
+from simulations.audit import PLANS, audit, epsilon_lower_bound, main
+
+DELTA, CONFIDENCE = 0.05, 0.999
+# With so many releases, the bound on half the noise is over the accounted epsilon by
+# several of its own standard deviations (for the plans of the audit).
+TRIALS = 2000
+FIXED = PLANS[0]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_no_false_alarm(plan: PrivacyPlan) -> None:
+    result = audit(plan, DELTA, 1000, CONFIDENCE, SeededRandomness(1))
+    assert result.holds
+    assert result.accounted == plan.statement(1, DELTA)
+    # The attack works: a bound of 0 would hold for any code.
+    assert result.measured > 0.15 * result.accounted.epsilon
+
+
+class HalfTheNoise(SeededRandomness):
+    def gaussian(self, size: int, std: float) -> npt.NDArray[np.float64]:
+        return super().gaussian(size, std / 2)
+
+
+@pytest.mark.parametrize("plan", [PLANS[0], PLANS[2], PLANS[3]])
+def test_catches_half_the_noise(plan: PrivacyPlan) -> None:
+    assert not audit(plan, DELTA, TRIALS, CONFIDENCE, HalfTheNoise(1)).holds
+
+
+def test_catches_the_sensitivity_of_a_removed_example(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # C/b is right for a Poisson batch with and without an example; a replaced one in a
+    # batch of fixed size moves the mean by 2C/b.
+    def noise_std(plan: PrivacyPlan) -> float:
+        return plan.clip_norm * plan.noise_multiplier / plan.batch_size
+
+    monkeypatch.setattr(PrivacyPlan, "noise_std", property(noise_std))
+    assert not audit(FIXED, DELTA, TRIALS, CONFIDENCE, SeededRandomness(1)).holds
+
+
+class Unclipped(ClippedGradients):
+    def __call__(
+        self, inputs: torch.Tensor, targets: torch.Tensor
+    ) -> list[torch.Tensor]:
+        clip_norm, self.clip_norm = self.clip_norm, 1e9
+        total = super().__call__(inputs, targets)
+        self.clip_norm = clip_norm
+        return total
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_catches_a_skipped_clip(
+    plan: PrivacyPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulations.audit, "ClippedGradients", Unclipped)
+    assert not audit(plan, DELTA, 400, CONFIDENCE, SeededRandomness(1)).holds
+
+
+class SameBatch(SeededRandomness):
+    def subset(self, population: int, size: int) -> npt.NDArray[np.int64]:
+        return np.arange(size)
+
+
+def test_catches_a_batch_that_is_never_drawn_afresh() -> None:
+    plan = PrivacyPlan(1.0, 1.0, 2, 8)
+    assert audit(plan, DELTA, 1000, CONFIDENCE, SeededRandomness(1)).holds
+    assert not audit(plan, DELTA, 1000, CONFIDENCE, SameBatch(1)).holds
+
+
+def test_bound_has_its_confidence() -> None:
+    # Two Gaussians whose epsilon is known; at 80% confidence the bound may be over it
+    # in 20% of the audits (fewer, as the intervals are conservative).
+    plan = PrivacyPlan(1.0, 1.0, 5, 5)
+    exact = plan.epsilon(1, DELTA)
+    rng = np.random.default_rng(1)
+    bounds = np.array(
+        [
+            epsilon_lower_bound(
+                rng.normal(0, 1, 400), rng.normal(1, 1, 400), DELTA, confidence=0.8
+            )
+            for _ in range(100)
+        ]
+    )
+    assert (bounds > exact).mean() <= 0.2
+    # And is no vacuous one.
+    assert bounds.mean() > 0.5 * exact
+
+
+def test_bound_of_samples_that_do_not_differ() -> None:
+    rng = np.random.default_rng(1)
+    one, other = rng.normal(size=1000), rng.normal(size=1000)
+    assert epsilon_lower_bound(one, other, 1e-3, CONFIDENCE) == 0.0
+
+
+def test_bound_sees_either_dataset_stand_out() -> None:
+    rng = np.random.default_rng(1)
+    plain, marked = rng.normal(size=1000), rng.normal(size=1000)
+    far = rng.random(1000) < 0.3
+    with_outliers = np.where(far, marked + 50, marked)
+    without_outliers = np.where(far, marked - 50, marked)
+    # At best 225 hits in 750 against none: log(0.24 / 0.0101) = 3.2 at this confidence.
+    assert 2.4 < epsilon_lower_bound(plain, with_outliers, 1e-3, CONFIDENCE) < 3.4
+    assert 2.4 < epsilon_lower_bound(without_outliers, plain, 1e-3, CONFIDENCE) < 3.4
+
+
+def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "outputs" / "audit.json"
+    code = main(["--trials", "200", "--seed", "3", "--output", str(path)])
+    assert code == 0
+    report = json.loads(path.read_text())
+    assert report["seed"] == 3
+    assert [PrivacyPlan.from_dict(r["plan"]) for r in report["results"]] == list(PLANS)
+    for result in report["results"]:
+        assert result["holds"]
+        assert result["trials"] == 200
+        assert result["measured"] <= result["accounted"]["epsilon"]
+    text = capsys.readouterr().out
+    for word in ("poisson", "ghost", "holds", "confidence 0.999"):
+        assert word in text
+
+
+def test_a_violation_is_an_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(simulations.audit, "ClippedGradients", Unclipped)
+    monkeypatch.setattr(simulations.audit, "PLANS", PLANS[:1])
+    path = tmp_path / "audit.json"
+    assert main(["--trials", "400", "--output", str(path)]) == 1
+    assert not json.loads(path.read_text())["results"][0]["holds"]
+    assert "VIOLATED" in capsys.readouterr().out
+
+
+def test_secure_randomness_has_no_seed_to_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulations.audit, "PLANS", PLANS[:1])
+    path = tmp_path / "audit.json"
+    main(["--trials", "100", "--secure", "--output", str(path)])
+    assert json.loads(path.read_text())["seed"] is None

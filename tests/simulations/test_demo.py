@@ -1,0 +1,101 @@
+"""The demonstration: what it shows is so, and it says what it costs."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from simulations.results import record
+from simulations.results.record import RunRecord
+from simulations.results.sweep import Sweep
+from simulations.studies import demo
+from simulations.studies.demo import SETTINGS, Case, by_setting, main, show, story
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[RunRecord]]:
+    cases = tuple(Case(setting, 1) for setting in SETTINGS)
+    work = Sweep(tmp_path_factory.mktemp("demo"), cases)
+    for case in cases:
+        work.run(case)
+    return by_setting(work.runs())
+
+
+def test_averaging_fails_and_the_robust_rules_do_not(
+    groups: dict[str, list[RunRecord]],
+) -> None:
+    last = {k: v[0]["evaluations"]["accuracy"][-1] for k, v in groups.items()}
+    assert last["plain averaging, attacked"] < 0.5 < demo.CHANCE
+    for setting in ("no attack", "SMEA, attacked", "Filter, attacked"):
+        assert last[setting] > 0.8
+
+
+def test_all_settings_spend_the_same_privacy(
+    groups: dict[str, list[RunRecord]],
+) -> None:
+    """The honest hospitals hold the same, attacked or not."""
+    (said,) = {
+        (run["privacy"]["num_examples"], run["privacy"]["epsilon"])
+        for some in groups.values()
+        for run in some
+    }
+    assert said[0] == 91
+    assert said[1] == pytest.approx(2.97, abs=0.01)
+    assert {
+        str(run["data"]["test_set"]) for some in groups.values() for run in some
+    } == {"held-out examples"}
+
+
+def test_chance_is_the_share_of_the_larger_class() -> None:
+    from simulations.data import BreastCancer
+
+    labels = BreastCancer(0.2).load().labels
+    assert labels.mean() == pytest.approx(demo.CHANCE, abs=0.01)
+
+
+def test_the_table_says_what_epsilon_is_true_for(
+    groups: dict[str, list[RunRecord]],
+) -> None:
+    text = io.StringIO()
+    show(Console(file=text, width=200), groups)
+    printed = text.getvalue()
+    for setting, some in groups.items():
+        line = next(x for x in printed.splitlines() if x.strip().startswith(setting))
+        assert f"{some[0]['evaluations']['accuracy'][-1]:.3f}" in line
+        assert "2.97" in line
+    for words in (
+        "fixed-size",
+        "replace-one",
+        "PLD accountant.",
+        "0.0001",
+        "100 steps",
+    ):
+        assert words in printed
+    told = story(groups["SMEA, attacked"][0])
+    assert told.startswith("7 hospitals")
+    assert "2 hospitals are hijacked" in told
+    assert "holds 91 tumours; 113 others test" in told
+
+
+def test_the_command_runs_all_again_and_writes_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: dict[str, list[RunRecord]]
+) -> None:
+    ran: list[Case] = []
+
+    def run_here(
+        console: Console, work: Sweep[Case], todo: Sequence[Case], workers: int
+    ) -> bool:
+        for case in todo:
+            record.write(work.path(case), groups[case.setting][0])
+            ran.append(case)
+        return True
+
+    monkeypatch.setattr(demo, "show_progress", run_here)
+    for _ in range(2):
+        assert main(["--output", str(tmp_path), "--seeds", "1", "2"]) == 0
+    assert len(ran) == 16
+    page = (tmp_path / "report.html").read_text()
+    assert "7 hospitals train" in page
+    assert "plain averaging, attacked" in page

@@ -1,0 +1,222 @@
+"""The reproduction: which runs, each once, and what is made of them."""
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from simulations.app import share
+from simulations.results import record
+from simulations.results.record import RunRecord
+from simulations.results.sweep import Sweep, run_all
+from simulations.studies.paper import statements, summary
+from simulations.studies.paper.reproduce import Case, cases, main
+
+ROOT = Path(__file__).parents[2]
+TINY = ("steps=2", "evaluate_every=1", "data=synthetic", "data.num_examples=500")
+CASES = (
+    Case("low", "dp-dsgd", None, 1),
+    Case("low", "smea", "label-flip", 1),
+    Case("low", "filter-literal", "alie", 2),
+)
+
+
+def test_the_papers_runs_come_first_and_each_once() -> None:
+    everything = list(cases())
+    paper = [case for case in everything if case.method != "filter"]
+    assert everything[:135] == paper
+    assert len(set(everything)) == len({c.name for c in everything}) == 195
+    assert Counter(case.regime for case in paper) == dict.fromkeys(
+        ("low", "moderate", "high"), 45
+    )
+    assert Counter(case.attack for case in paper if case.regime == "low") == {
+        None: 5, "alie": 10, "foe": 10, "sign-flip": 10, "label-flip": 10,
+    }  # fmt: skip
+
+
+def test_the_papers_settings() -> None:
+    config = record.resolved(Case("high", "filter", "foe", 4).overrides)
+    said = {
+        "num_nodes": 7, "num_malicious_nodes": 3, "steps": 400, "momentum": 0.99,
+        "server_learning_rate": 1.0, "weight_decay": 1e-4, "seed": 4,
+    }  # fmt: skip
+    assert said.items() <= config.items()
+    plan = config["privacy"]["plan"]  # type: ignore[index]
+    assert (plan["clip_norm"], plan["batch_size"]) == (1.0, 25)
+    assert plan["noise_multiplier"] == 3.0
+    # The benchmark is plain, and its honest workers are as many.
+    plain = record.resolved(Case("low", "dp-dsgd", None, 1).overrides)
+    expected = {"num_nodes": 4, "num_malicious_nodes": 0, "momentum": 0.0}
+    assert expected.items() <= plain.items()
+    assert "Average" in str(plain["aggregation"])
+
+
+def test_only_what_is_missing_is_run(tmp_path: Path) -> None:
+    work = Sweep(tmp_path, CASES, TINY)
+    assert work.missing() == list(CASES)
+    work.run(CASES[0])
+    assert work.missing() == list(CASES[1:])
+    first = work.path(CASES[0]).read_bytes()
+    seen: list[Case] = []
+    assert run_all(work, work.missing(), 1, seen.append) == {}
+    assert seen == list(CASES[1:])
+    assert work.missing() == []
+    assert work.path(CASES[0]).read_bytes() == first
+    # Another configuration is another run, and half a file is none.
+    assert Sweep(tmp_path, CASES, (*TINY, "momentum=0.5")).missing()
+    work.path(CASES[1]).write_text('{"format": 1')
+    assert work.missing() == [CASES[1]]
+
+
+def test_label_flippers_are_clients_whose_replies_pass(tmp_path: Path) -> None:
+    case = CASES[1]
+    work = Sweep(tmp_path, (case,), TINY)
+    work.run(case)
+    flipped = work.found(case)
+    assert flipped is not None
+    assert flipped["rounds"]["replies"] == [7, 7]
+    assert flipped["data"]["examples_per_node"] == [100] * 4
+    overrides = " ".join(flipped["overrides"])
+    honest, hostile = share(overrides, 1), share(overrides, 5)
+    assert torch.equal(honest.examples[0], hostile.examples[0])
+    assert torch.equal(1 - honest.examples[1], hostile.examples[1])
+
+
+def test_a_run_that_fails_is_told_and_stops_no_other(tmp_path: Path) -> None:
+    wrong = Case("low", "no-such-rule", "alie", 1)
+    work = Sweep(tmp_path, (wrong, CASES[0]), TINY)
+    failed = run_all(work, work.cases, 1, lambda case: None)
+    assert list(failed) == [wrong]
+    assert "no-such-rule" in failed[wrong]
+    assert work.missing() == [wrong]
+
+
+@pytest.mark.slow
+def test_killed_half_way_it_leaves_no_process_and_whole_files(tmp_path: Path) -> None:
+    given = ["--output", str(tmp_path), "--regimes", "low", "--seeds", "1"]
+    given += ["--workers", "1", "--set", *TINY]
+    command = [sys.executable, "-m", "simulations.studies.paper.reproduce", *given]
+    killed = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    wait_for(lambda: len(list((tmp_path / "runs").glob("*.json"))) >= 2)
+    children = Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text()
+    killed.kill()
+    killed.wait()
+    assert children.split()
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children.split()))
+    # What it has done stays done: the next start does the rest.
+    work = Sweep(tmp_path, tuple(cases(["low"], [1])), TINY)
+    done = list((tmp_path / "runs").glob("*.json"))
+    assert 2 <= len(done) == len(work.cases) - len(work.missing())
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def made_up(accuracy: float, losses: tuple[float, float]) -> RunRecord:
+    return RunRecord(
+        format=1, overrides=[], seed=1, versions={}, data={}, seconds=1.0,
+        nodes=["node 0", "node 1"], adversaries=[1],
+        config={"privacy": {"plan": {"noise_multiplier": 1.0}}},
+        evaluations={
+            "step": [0, 400], "accuracy": [0.5, accuracy],
+            "test_loss": [0.7, 0.2], "training_loss": list(losses),
+        },
+        rounds={
+            "left_out": [[1], []], "excluded": {}, "kappa": [1.0] * 2,
+            "lambda_max": [1.0] * 2, "replies": [2] * 2, "skipped": [0] * 2,
+        },
+        privacy={
+            "epsilon": 1.0, "delta": 1e-4, "steps": 2, "sampler": "s", "adjacency": "a",
+            "accountant": "p", "num_examples": 3, "seeded_noise": True, "note": "n",
+            "statement": "epsilon = 1",
+        },
+    )  # fmt: skip
+
+
+def made_up_runs(accuracy: float = 0.85) -> dict[Case, RunRecord]:
+    return {
+        case: made_up(accuracy + 0.001 * case.seed, (0.7, 0.3))
+        for case in cases(["low"], [1, 2, 3])
+    }
+
+
+def holding(runs: dict[Case, RunRecord]) -> list[bool]:
+    return [verdict.holds for verdict in statements.verdicts(runs)]
+
+
+def test_verdicts_follow_the_runs() -> None:
+    # Two accuracies; a loss for each method; Filter beside SMEA; the benchmark.
+    assert holding(made_up_runs()) == [True] * 8
+    assert holding(made_up_runs(0.79)) == [False] * 2 + [True] * 6
+    worse = made_up_runs()
+    for seed in (1, 2, 3):
+        worse[Case("low", "smea", "foe", seed)] = made_up(0.7, (0.7, 0.8))
+    # SMEA's loss is the second of the four.
+    assert [i for i, holds in enumerate(holding(worse)) if not holds] == [1, 3, 6]
+    better = made_up_runs()
+    for seed in (1, 2, 3):
+        better[Case("low", "filter", "alie", seed)] = made_up(0.95, (0.7, 0.3))
+    assert holding(better) == [True] * 7 + [False]
+
+
+def test_a_loss_that_rises_is_told_with_its_panel_and_method() -> None:
+    runs = made_up_runs()
+    for seed in (1, 2, 3):
+        runs[Case("low", "filter", "foe", seed)] = made_up(0.7, (0.693, 0.8))
+    text = statements.markdown(runs)
+    assert "falls in every panel: Filter, default stop | **does not hold**" in text
+    assert "rises at low privacy under FOE" in text
+    row = "| low | FOE | 0.700 to 0.300 | 0.700 to 0.300 | 0.700 to 0.300 | "
+    assert row + "**rises: 0.693 to 0.800** |" in text
+
+
+def test_the_table_has_means_and_sample_deviations() -> None:
+    row = summary.table(made_up_runs(), summary.final)[0]
+    figure = row["smea"]
+    assert isinstance(figure, summary.Figure)
+    assert figure.mean == pytest.approx(0.852)
+    assert figure.std == pytest.approx(0.001)
+    assert str(summary.Figure(0.5, 0.0, 1)) == "0.500"  # one run has no spread
+    text = statements.markdown(made_up_runs())
+    assert "| low | ALIE | 0.852 ± 0.001 |" in text
+    assert "2763 = 11055 // 4" in text
+
+
+def test_without_some_method_the_others_are_told() -> None:
+    runs = {c: run for c, run in made_up_runs().items() if c.method != "filter"}
+    assert holding(runs) == [True] * 7
+    assert "| 0.852 ± 0.001 | - | around 0.80 |" in statements.tables(runs)
+
+
+def test_the_command_draws_and_tabulates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = {case: run for case, run in made_up_runs().items() if case.seed == 1}
+    for case, run in runs.items():
+        overrides = Sweep(tmp_path, (case,), TINY).overrides_of(case)
+        run["config"] = record.resolved(overrides)
+        record.write(tmp_path / "runs" / f"{case.name}.json", run)
+    page = tmp_path / "docs" / "page.md"
+    page.parent.mkdir()
+    page.write_text("<!-- begin reproduce --><!-- end reproduce -->")
+    given = ["--output", str(tmp_path), "--regimes", "low", "--seeds", "1"]
+    assert main([*given, "--page", str(page), "--set", *TINY]) == 0
+    assert "DP-DSGD" in page.read_text()
+    assert "images/reproduce_low_accuracy.png" in page.read_text()
+    assert "13 runs, 13 of them are there" in capsys.readouterr().out
+    figures = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert {f"low_foe_accuracy.{kind}" for kind in ("png", "svg")} <= figures
+    # Four attacks and all of them together, two quantities, two formats.
+    assert len(figures) == 20
+    assert "DP-DSGD" in (tmp_path / "results.md").read_text()
+    assert "statements" in (tmp_path / "results.json").read_text()
+    assert "left out" in (tmp_path / "report.html").read_text()
