@@ -1,10 +1,14 @@
 import hashlib
 import itertools
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+
+from tests.phishing import StandIn, write_stand_in
 
 # Small steps on two threads of a shared machine are many times slower than on one.
 torch.set_num_threads(1)
@@ -12,6 +16,32 @@ torch.set_num_threads(1)
 # The same examples in every run: a test that passed does not fail for another's change.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+# What the user has; tests that want it say so by `real_phishing`.
+_DATA = os.environ.get("SAFEDSHB_DATA")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_data_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Leave no test, and no process of a test, a file or a cache outside the clone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SAFEDSHB_DATA", raising=False)
+        patch.setenv("SAFEDSHB_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> StandIn:
+    """Return a small file in the format of LIBSVM's phishing data."""
+    return write_stand_in(tmp_path_factory.mktemp("stand-in"))
+
+
+@pytest.fixture(scope="session")
+def real_phishing() -> Path:
+    """Return LIBSVM's own file, or skip the test."""
+    if _DATA is None or not (file := Path(_DATA) / "phishing").is_file():
+        pytest.skip("needs LIBSVM's file phishing in the folder SAFEDSHB_DATA")
+    return file
 
 
 @pytest.fixture

@@ -17,21 +17,15 @@ from flwr_safedshb.attacks import Attack
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from simulations.data import Dirichlet, Libsvm, Phishing, Synthetic, federated
 from simulations.models import build, classification_loss
+from tests.phishing import StandIn
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
-DATA = ROOT.parent / "shared" / "data"
 LEAVES = [
     (str(path.parent.relative_to(CONF)), path.stem)
     for path in sorted(CONF.rglob("*.yaml"))
     if path.parent != CONF
 ]
-
-
-@pytest.fixture(autouse=True)
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SAFEDSHB_DATA", str(DATA))
-    monkeypatch.setenv("SAFEDSHB_CACHE", str(tmp_path))
 
 
 def composed(*overrides: str) -> DictConfig:
@@ -87,8 +81,9 @@ def test_privacy(leaf: str) -> None:
 
 
 @pytest.mark.parametrize("leaf", of("data"))
-def test_data(leaf: str) -> None:
-    more = [f"data.path={DATA / 'phishing'}"] if leaf == "libsvm" else []
+def test_data(leaf: str, stand_in: StandIn) -> None:
+    more = stand_in.overrides if leaf.startswith("phishing") else []
+    more = stand_in.overrides[:1] if leaf == "libsvm" else more
     source = instantiate(composed(f"data={leaf}", *more).data)
     hash(source)
     if leaf == "fashion-mnist":
@@ -140,7 +135,7 @@ def test_experiment(leaf: str) -> None:
     instantiate(cfg.privacy.plan, num_examples=10**6)
 
 
-def test_the_papers_settings() -> None:
+def test_the_papers_settings(stand_in: StandIn) -> None:
     paper, benchmark = composed("experiment=paper"), composed("experiment=dp-dsgd")
     assert (paper.num_nodes, paper.num_malicious_nodes) == (7, 3)
     assert (benchmark.num_nodes, benchmark.num_malicious_nodes) == (4, 0)
@@ -149,8 +144,8 @@ def test_the_papers_settings() -> None:
         assert (cfg.steps, cfg.server_learning_rate, cfg.weight_decay) == (400, 1, 1e-4)
         plan = cfg.privacy.plan
         assert (plan.batch_size, plan.clip_norm, cfg.privacy.delta) == (25, 1, 1e-4)
-        data = federated(instantiate(cfg.data), instantiate(cfg.split), 4, cfg.seed)
-        assert data.sizes == (2763,) * 4
+        assert instantiate(cfg.data) == Phishing(None, 0.0)
+        data = federated(stand_in.source(), instantiate(cfg.split), 4, cfg.seed)
         make = instantiate(cfg.model, _partial_=True)
         model = build(make, data.input_shape, data.num_classes, cfg.seed)
         assert sum(p.numel() for p in model.parameters()) == 69
@@ -167,10 +162,11 @@ def test_a_model_of_the_users_own() -> None:
 
 
 def test_phishing_has_no_path_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SAFEDSHB_DATA")
     assert instantiate(composed("data=phishing").data) == Phishing(None, 0.0)
     path = instantiate(composed("data=phishing", "data.path=/some/file").data).path
     assert path == "/some/file"
+    monkeypatch.setenv("SAFEDSHB_DATA", "/some/folder")
+    assert instantiate(composed("data=phishing").data) == Phishing("/some/folder", 0.0)
 
 
 def test_libsvm_needs_its_path() -> None:
