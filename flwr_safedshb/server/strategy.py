@@ -8,8 +8,9 @@ theta_{t+1} = theta_t - gamma_t R_t.
 
 from __future__ import annotations
 
+import inspect
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Literal, get_args
@@ -31,7 +32,15 @@ from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.aggregation.rule import Rule
 from flwr_safedshb.flower.compat import refilled
 from flwr_safedshb.flower.grid import CarefulGrid
-from flwr_safedshb.server.checkpoint import Progress, load, save
+from flwr_safedshb.server.checkpoint import (
+    Progress,
+    Settings,
+    compact,
+    described,
+    fingerprint,
+    past_of,
+    save,
+)
 from flwr_safedshb.server.participation import Cohort, Participation, wait_for_nodes
 from flwr_safedshb.server.round import conclude, medians, screen_all, stepped
 from flwr_safedshb.server.schedules import Schedule, learning_rate_at, momentum_at
@@ -45,6 +54,18 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 _LEEWAY_SECONDS = 10.0
 # Which random choice a generator is for.
 _NODES, _OUTPUT = 0, 1
+# Arguments that say when rounds run and what is where, and not what a run computes: a
+# run may be resumed with others.
+_HANDLING = {
+    "self",
+    "min_available_nodes",
+    "node_timeout",
+    "authenticated_nodes",
+    "checkpoint",
+    "checkpoint_every",
+    "arrayrecord_key",
+    "configrecord_key",
+}
 
 
 class SafeDSHB(FedAvg):
@@ -82,9 +103,14 @@ class SafeDSHB(FedAvg):
     seed : int, optional
         Of the server's random choices; by default from the operating system.
     checkpoint : str or Path, optional
-        File to resume from if it is there, and to write to.
+        File to resume from if it is there, and to write to. It holds what made the run:
+        with other arguments, here or of `start`, it is refused. If the first model was
+        random and is gone, `load` the file and give its ``arrays`` to `start`.
     checkpoint_every : int
         Write it after so many rounds, and after the last.
+    run_settings : mapping, optional
+        What else makes the run, such as Flower's ``context.run_config``: the checkpoint
+        holds it, too, and is refused with another.
     arrayrecord_key, configrecord_key : str
         Records of a message; for NumPyClients behind ``ClientApp(client_fn=...)`` use
         ``"fitins.parameters"`` and ``"fitins.config"``.
@@ -109,6 +135,7 @@ class SafeDSHB(FedAvg):
         seed: int | None = None,
         checkpoint: str | Path | None = None,
         checkpoint_every: int = 1,
+        run_settings: Mapping[str, object] | None = None,
         arrayrecord_key: str = "arrays",
         configrecord_key: str = "config",
     ) -> None:
@@ -144,6 +171,9 @@ class SafeDSHB(FedAvg):
         self.output = output
         self.authenticated_nodes = authenticated_nodes
         self.seed = secrets.randbits(63) if seed is None else seed
+        self._seeded = seed is not None
+        self.participation_confidence = participation_confidence
+        self.run_settings = dict(run_settings or {})
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.checkpoint_every = checkpoint_every
         self._rates(0)
@@ -198,11 +228,15 @@ class SafeDSHB(FedAvg):
         Arguments and result are those of every Flower strategy. The round numbers of a
         resumed run go on where they were.
         """
-        for step in range(num_rounds):
-            self._rates(step)
+        settings = self._settings(
+            initial_arrays,
+            num_rounds,
+            train_config=train_config,
+            evaluate_config=evaluate_config,
+        )
         if self.num_malicious_nodes > 0:
             warn_of_strangers(grid, self.num_malicious_nodes, self.authenticated_nodes)
-        progress = self._resumed(initial_arrays, num_rounds)
+        progress = self._resumed(initial_arrays, num_rounds, settings)
         self._begin(progress)
         # A busy node must not spend budget on a round that is long over.
         self._ttl = timeout + _LEEWAY_SECONDS
@@ -240,7 +274,7 @@ class SafeDSHB(FedAvg):
         """Send theta_t, the step and beta to the nodes (Alg. 1, line 1)."""
         progress = self._progress
         if progress is None:
-            progress = self._fresh(arrays, server_round)
+            progress = self._fresh(arrays, server_round, {})
             self._begin(progress)
         step = progress.step = server_round + self._offset - 1
         progress.arrays = arrays
@@ -354,8 +388,12 @@ class SafeDSHB(FedAvg):
     def _output_index(self, progress: Progress) -> int:
         return int(self._rng(_OUTPUT).integers(progress.num_rounds))
 
-    def _fresh(self, arrays: ArrayRecord, num_rounds: int) -> Progress:
-        return Progress(secrets.token_hex(8), self.seed, num_rounds, 0, arrays)
+    def _fresh(
+        self, arrays: ArrayRecord, num_rounds: int, settings: Settings
+    ) -> Progress:
+        return Progress(
+            secrets.token_hex(8), self.seed, num_rounds, 0, arrays, settings=settings
+        )
 
     def _begin(self, progress: Progress) -> None:
         self._progress = progress
@@ -367,16 +405,37 @@ class SafeDSHB(FedAvg):
         if self.checkpoint is not None:
             save(self.checkpoint, progress)
 
-    def _resumed(self, initial: ArrayRecord, num_rounds: int) -> Progress:
+    def _settings(
+        self, initial: ArrayRecord, num_rounds: int, **configs: ConfigRecord | None
+    ) -> Settings:
+        """Return all that decides what a run computes, as JSON values."""
+        if num_rounds < 0:
+            raise ValueError(f"num_rounds={num_rounds} must be at least 0")
+        arguments = inspect.signature(SafeDSHB.__init__).parameters
+        rates = [self._rates(step) for step in range(num_rounds)]
+        return {
+            **{k: described(getattr(self, k)) for k in arguments if k not in _HANDLING},
+            **{name: described(config or {}) for name, config in configs.items()},
+            # Their values: a function's name does not say what it returns.
+            "server_learning_rate": compact([rate for rate, _ in rates]),
+            "momentum": compact([momentum for _, momentum in rates]),
+            "strategy": type(self).__name__,
+            "num_rounds": num_rounds,
+            "model": {k: f"{a.dtype}{list(a.shape)}" for k, a in initial.items()},
+            "initial_arrays": fingerprint(initial),
+        }
+
+    def _resumed(
+        self, initial: ArrayRecord, num_rounds: int, settings: Settings
+    ) -> Progress:
         """Return the progress of the checkpoint if there is one."""
-        found = None if self.checkpoint is None else load(self.checkpoint)
+        if self.checkpoint is None:
+            return self._fresh(initial, num_rounds, settings)
+        # Without a seed of its own a run takes that of the checkpoint.
+        any_seed = {} if self._seeded else {"seed": None}
+        found = past_of(self.checkpoint, {**settings, **any_seed})
         if found is None:
-            return self._fresh(initial, num_rounds)
-        if problem := found.misfit(initial, num_rounds, self._rates):
-            raise ValueError(
-                f"checkpoint={str(self.checkpoint)!r} {problem}, or give another path "
-                "to start anew"
-            )
+            return self._fresh(initial, num_rounds, settings)
         log(INFO, "Resuming from %s after round %d", self.checkpoint, found.step)
         return found
 

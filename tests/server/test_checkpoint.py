@@ -1,5 +1,6 @@
 """A server that is killed resumes and ends with the same model."""
 
+import inspect
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.grids.in_process import InProcessGrid
@@ -38,6 +39,7 @@ def progress() -> Progress:
         kept=ArrayRecord({name: Array(a.numpy() + 1) for name, a in model().items()}),
         train={1: MetricRecord({"kappa": float("inf"), "left-out": [1, 2**62]})},
         evaluate_serverapp={0: MetricRecord({"accuracy": 0.1 + 0.2})},
+        settings={"momentum": [0.5, 0.25], "aggregation": "SMEA()"},
     )
 
 
@@ -91,16 +93,16 @@ def test_a_failed_write_leaves_the_old_checkpoint(
 
 
 def strategy(path: Path | None, every: int = 1, **more: object) -> SafeDSHB:
-    return SafeDSHB(
-        SMEA(),
-        1,
-        server_learning_rate=lambda step: 1.0 / (1 + step),
-        momentum=0.5,
-        seed=5,
-        checkpoint=path,
-        checkpoint_every=every,
-        **more,  # type: ignore[arg-type]
-    )
+    arguments: dict[str, object] = {
+        "aggregation": SMEA(),
+        "num_malicious_nodes": 1,
+        "server_learning_rate": lambda step: 1.0 / (1 + step),
+        "momentum": 0.5,
+        "seed": 5,
+        "checkpoint": path,
+        "checkpoint_every": every,
+    }
+    return SafeDSHB(**{**arguments, **more})  # type: ignore[arg-type]
 
 
 def killing(
@@ -165,18 +167,143 @@ def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
     assert again.train_metrics_clientapp == first.train_metrics_clientapp
 
 
-def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+# Every argument of the strategy: another value of it, or None where a run may be
+# resumed with any.
+OTHERS: dict[str, object] = {
+    "aggregation": SMEA(max_nodes=7),
+    "num_malicious_nodes": 0,
+    "server_learning_rate": lambda step: 1.0 if step == 3 else 1.0 / (1 + step),
+    "momentum": 0.6,
+    "output": "uniform",
+    "fraction_train": 0.9,
+    "fraction_evaluate": 0.5,
+    "min_train_nodes": 4,
+    "min_evaluate_nodes": 2,
+    "participation_confidence": 0.99,
+    "seed": 6,
+    "run_settings": {"data": {"path": "other"}},
+    "min_available_nodes": None,
+    "node_timeout": None,
+    "authenticated_nodes": None,
+    "checkpoint": None,
+    "checkpoint_every": None,
+    "arrayrecord_key": None,
+    "configrecord_key": None,
+}
+
+
+def test_no_argument_of_the_strategy_is_forgotten() -> None:
+    assert sorted(inspect.signature(SafeDSHB).parameters) == sorted(OTHERS)
+
+
+def unfinished(path: Path) -> None:
+    """Leave the checkpoint of a run that was killed in its third round."""
+    with pytest.raises(Killed):
+        strategy(path).start(federation(5, killing(2, {})), model(), 4)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize(
+    "name", [name for name, new in OTHERS.items() if new is not None]
+)
+def test_a_run_with_another_argument_is_refused(
+    tmp_path: Path, name: str, finished: bool
+) -> None:
+    path = tmp_path / "run.npz"
+    if finished:
+        strategy(path).start(federation(5), model(), 4)
+    else:
+        unfinished(path)
+    before = path.read_bytes()
+    # Among the first steps the schedules agree: what is to come decides, too.
+    place = {"server_learning_rate": r"\[3\]", "run_settings": r"\.data"}.get(name, "")
+    words = f"is of another run: {name}{place} was .* and is .*; .* another path"
+    with pytest.raises(ValueError, match=words):
+        strategy(path, 1, **{name: OTHERS[name]}).start(federation(5), model(), 4)
+    assert path.read_bytes() == before
+
+
+def test_a_run_with_other_arguments_of_start_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.npz"
     strategy(path).start(federation(3), model(), 2)
     other = ArrayRecord({"other": Array(np.zeros(3, np.float32))})
-    with pytest.raises(ValueError, match="another model"):
-        strategy(path).start(federation(3), other, 2)
-    with pytest.raises(ValueError, match="a run of 2 rounds, and num_rounds=3"):
-        strategy(path).start(federation(3), model(), 3)
-    changed = strategy(path)
-    changed.server_learning_rate = 1.0
-    with pytest.raises(ValueError, match="in round 2, and the schedules say"):
-        changed.start(federation(3), model(), 2)
+    moved = ArrayRecord({name: Array(a.numpy() + 1) for name, a in model().items()})
+    config = ConfigRecord({"epochs": 2})
+
+    def start(initial: ArrayRecord, rounds: int = 2, **more: ConfigRecord) -> None:
+        strategy(path).start(federation(3), initial, rounds, **more)  # type: ignore[arg-type]
+
+    with pytest.raises(ValueError, match=r"model.weight was 'float32\[2, 5\]'"):
+        start(other)
+    with pytest.raises(ValueError, match="initial_arrays was"):
+        start(moved)
+    with pytest.raises(ValueError, match="num_rounds was 2 and is 3"):
+        start(model(), 3)
+    with pytest.raises(ValueError, match=r"train_config.epochs was None and is 2"):
+        start(model(), train_config=config)
+    with pytest.raises(ValueError, match=r"evaluate_config.epochs was None and is 2"):
+        start(model(), evaluate_config=config)
+
+
+def test_how_a_run_is_handled_may_change_and_a_seed_may_be_left_out(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "run.npz"
+    unfinished(path)
+    changed = strategy(
+        path, every=3, seed=None, node_timeout=5.0, min_available_nodes=4
+    )
+    changed.start(federation(5), model(), 4)
+    assert changed.seed == 5
+    saved = checkpoint.load(path)
+    assert saved is not None
+    assert saved.step == 4
+
+
+def test_a_run_without_a_seed_resumes_with_the_one_it_drew(tmp_path: Path) -> None:
+    path = tmp_path / "run.npz"
+    first = strategy(path, seed=None)
+    first.start(federation(3), model(), 2)
+    strategy(path, seed=None).start(federation(3), model(), 2)
+    strategy(path, seed=first.seed).start(federation(3), model(), 2)
+    with pytest.raises(ValueError, match=f"seed was {first.seed} and is 5"):
+        strategy(path, seed=5).start(federation(3), model(), 2)
+
+
+def test_a_random_first_model_that_is_gone_does_not_lose_the_run(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "run.npz"
+    unfinished(path)
+    saved = checkpoint.load(path)
+    assert saved is not None
+    strategy(path).start(federation(5), saved.arrays, 4)
+    done = checkpoint.load(path)
+    assert done is not None
+    # A finished run is not what training on from its model would give.
+    with pytest.raises(ValueError, match="initial_arrays was"):
+        strategy(path).start(federation(5), done.arrays, 4)
+
+
+def test_settings_are_described_alike_in_every_process() -> None:
+    class Own:
+        def __init__(self, bound: float) -> None:
+            self.bound = bound
+            self.inner = SMEA()
+
+    assert checkpoint.described(Own(1.0)) == checkpoint.described(Own(1.0))
+    assert checkpoint.described(Own(1.0)) != checkpoint.described(Own(2.0))
+    assert "0x" not in str(checkpoint.described([strategy, {"a": (Own, b"x")}]))
+    assert json.dumps(checkpoint.described({"a": (1, b"x", SMEA())}))
+
+
+def test_many_differences_are_counted_and_long_values_cut() -> None:
+    then: dict[str, object] = {f"k{i}": i for i in range(9)}
+    text = checkpoint.differences(then, {"k0": "x" * 500})
+    assert text.startswith("k0 was 0 and is 'xxx")
+    assert text.endswith("; and 5 more")
+    assert len(text) < 250
+    assert checkpoint.differences(then, dict(then)) == ""
 
 
 SCRIPT = """
