@@ -32,7 +32,7 @@ from flwr_safedshb.client.step import Arrays, Ask, Scalar, Step, fit_together
 from flwr_safedshb.flower import codec
 from flwr_safedshb.flower.compat import refilled
 from flwr_safedshb.privacy.clipping.gradients import Loss
-from flwr_safedshb.privacy.gaussian import Data, Draw, Layers
+from flwr_safedshb.privacy.gaussian import Data, Draw, Vector
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import Randomness, SecureRandomness
 
@@ -162,7 +162,7 @@ class SafeDSHBClient(NumPyClient):
         source = self.randomness.for_step(number, step.number)
         return Draw(self.dataset, self.plan, source)
 
-    def finish(self, step: Step, gradient: Layers) -> Arrays:
+    def finish(self, step: Step, gradient: Vector) -> Arrays:
         """Update the momentum with a private gradient, keep it, return it."""
         memory = recall(step.session, self.context, self.ledger)
         before = memory.before(step.number)

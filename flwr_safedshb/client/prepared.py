@@ -26,9 +26,12 @@ class Prepared:
         model = gradients.model
         self._entries = list(model.state_dict(keep_vars=True).values())
         self.shapes = [tuple(entry.shape) for entry in self._entries]
-        trained = [p for p in model.parameters() if p.requires_grad]
-        position = {id(parameter): i for i, parameter in enumerate(trained)}
-        self._positions = [position.get(id(entry)) for entry in self._entries]
+        places: dict[int, slice] = {}
+        stop = 0
+        for parameter in gradients.trained:
+            start, stop = stop, stop + parameter.numel()
+            places[id(parameter)] = slice(start, stop)
+        self._places = [places.get(id(entry)) for entry in self._entries]
 
     def load(self, parameters: list[NDArray[np.generic]]) -> None:
         """Give the model the weights that were sent."""
@@ -39,12 +42,12 @@ class Prepared:
             else:
                 held.copy_(torch.from_numpy(array.copy()))
 
-    def flatten(self, gradient: list[Vector]) -> NDArray[np.float64]:
-        """Return the gradient, (d,), with zeros where nothing is trained."""
+    def flatten(self, gradient: Vector) -> NDArray[np.float64]:
+        """Return the gradient of what is trained with zeros for what is not."""
         return np.concatenate(
             [
-                np.zeros(math.prod(shape)) if i is None else gradient[i].reshape(-1)
-                for shape, i in zip(self.shapes, self._positions, strict=True)
+                np.zeros(math.prod(shape)) if place is None else gradient[place]
+                for shape, place in zip(self.shapes, self._places, strict=True)
             ],
             dtype=np.float64,
         )

@@ -16,8 +16,8 @@ from flwr_safedshb.client.prepared import Prepared
 from flwr_safedshb.privacy.clipping.checks import UnsupportedModelError
 from flwr_safedshb.privacy.gaussian import (
     Draw,
-    Layers,
     PrivateDataError,
+    Vector,
     private_gradients,
 )
 from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted, LedgerError
@@ -52,7 +52,7 @@ class Trainer(Protocol):
         """Return what the private gradient of a step is made of."""
         ...
 
-    def finish(self, step: Step, gradient: Layers) -> Arrays:
+    def finish(self, step: Step, gradient: Vector) -> Arrays:
         """Update the momentum with a private gradient, keep it, return it."""
         ...
 
@@ -96,12 +96,12 @@ def fit_together(asks: Sequence[Ask]) -> list[Arrays | RefusedError]:
 
 def _gradients(
     asks: Sequence[Ask], group: list[tuple[int, Step]]
-) -> list[Layers | RefusedError]:
+) -> list[Vector | RefusedError]:
     """Return the private gradients of a group; where that fails, of each alone."""
     client, parameters, _ = asks[group[0][0]]
     prepared = client.prepared
 
-    def compute(some: list[tuple[int, Step]]) -> list[Layers]:
+    def compute(some: list[tuple[int, Step]]) -> list[Vector]:
         prepared.load(parameters)
         draws = [asks[i].client.draw(step) for i, step in some]
         return private_gradients(prepared.gradients, draws, client.weight_decay)
@@ -109,7 +109,7 @@ def _gradients(
     together = _guarded(compute, group)
     if not isinstance(together, RefusedError):
         return [*together]
-    alone: list[list[Layers] | RefusedError] = [together]
+    alone: list[list[Vector] | RefusedError] = [together]
     if len(group) > 1:
         alone = [_guarded(compute, [one]) for one in group]
     return [one if isinstance(one, RefusedError) else one[0] for one in alone]

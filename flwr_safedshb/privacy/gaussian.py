@@ -6,6 +6,7 @@ audit measures this very function.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ from flwr_safedshb.privacy.samplers import sample
 
 Example = tuple[torch.Tensor, torch.Tensor]
 Data = Dataset[Example] | tuple[torch.Tensor, torch.Tensor]
-Layers = list[npt.NDArray[np.float32]]
+Vector = npt.NDArray[np.float32]
+Layers = list[Vector]
 
 # Values that get their noise at a time: few, so that they stay in the cache and the
 # noise takes little memory beside the model.
@@ -68,18 +70,26 @@ def private_gradient(
     """Sample a batch, clip every example's gradient, average, add noise.
 
     See `private_gradients`; a pair of model and loss is prepared here.
+
+    Returns
+    -------
+    list of ndarray of float32
+        One per trainable parameter, of its shape, in the order of
+        ``model.parameters()``.
     """
     if isinstance(gradients, tuple):
         model, loss = gradients
         gradients = ClippedGradients(model, loss, plan.clip_norm, plan.clipping)
-    return private_gradients(
-        gradients, [Draw(dataset, plan, randomness)], weight_decay
-    )[0]
+    draws = [Draw(dataset, plan, randomness)]
+    (vector,) = private_gradients(gradients, draws, weight_decay)
+    shapes = [tuple(weight.shape) for weight in gradients.trained]
+    parts = np.split(vector, np.cumsum([math.prod(shape) for shape in shapes[:-1]]))
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def private_gradients(
     gradients: ClippedGradients, draws: Sequence[Draw], weight_decay: float = 0.0
-) -> list[Layers]:
+) -> list[Vector]:
     """Sample, clip, average and add noise for every one of several clients.
 
     What a client gets depends on its own draw alone. Several that draw as many examples
@@ -97,9 +107,9 @@ def private_gradients(
 
     Returns
     -------
-    list of lists of ndarray of float32
-        For each draw g~_t = (1/b) sum Clip(g; C) + N(0, sigma_DP^2 I), one array per
-        trainable parameter in the order of ``model.parameters()``. The divisor is the
+    list of ndarray of float32, shape (d,)
+        For each draw g~_t = (1/b) sum Clip(g; C) + N(0, sigma_DP^2 I), all trainable
+        parameters in a row, in the order of ``model.parameters()``. The divisor is the
         plan's b whatever the size of the batch, and an empty batch still gets its
         noise.
 
@@ -129,7 +139,11 @@ def private_gradients(
             "because it may quote them: call ClippedGradients on them locally to see it"
         )
     released = [_release(*pair) for pair in zip(sums, draws, strict=True)]
-    return _layers(released, gradients.trained, weight_decay)
+    if weight_decay:
+        decay = weight_decay * np.concatenate([_flat(w) for w in gradients.trained])
+        for vector in released:
+            vector += decay
+    return released
 
 
 def _check(
@@ -194,7 +208,7 @@ def _chosen(dataset: Data, batch: npt.NDArray[np.int64]) -> Example:
     return inputs, targets
 
 
-def _release(total: npt.NDArray[np.floating], draw: Draw) -> npt.NDArray[np.float32]:
+def _release(total: npt.NDArray[np.floating], draw: Draw) -> Vector:
     """(1/b) total + noise, in float64 until the end (Alg. 1, line 3)."""
     plan = draw.plan
     # Seeded noise protects nobody, and need not pay for it.
@@ -205,26 +219,6 @@ def _release(total: npt.NDArray[np.floating], draw: Draw) -> npt.NDArray[np.floa
         noisy += block / np.float64(plan.batch_size)
         block[:] = rounded(noisy, plan.noise_std) if hides else noisy
     return total.astype(np.float32, copy=False)
-
-
-def _layers(
-    vectors: Sequence[npt.NDArray[np.float32]],
-    weights: Sequence[torch.Tensor],
-    weight_decay: float,
-) -> list[Layers]:
-    """Return each vector, (d,), in the shapes of the weights, with weight decay."""
-    layers: list[Layers] = [[] for _ in vectors]
-    start = 0
-    for weight in weights:
-        stop = start + weight.numel()
-        shape = tuple(weight.shape)
-        decay = weight_decay * _flat(weight) if weight_decay else None
-        for vector, mine in zip(vectors, layers, strict=True):
-            if decay is not None:
-                vector[start:stop] += decay
-            mine.append(vector[start:stop].reshape(shape))
-        start = stop
-    return layers
 
 
 def _flat(tensor: torch.Tensor) -> npt.NDArray[np.floating]:
