@@ -22,21 +22,16 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--ssl-certfile", required=True, help="shown to nodes")
     parser.add_argument("--ssl-keyfile", required=True)
-    parser.add_argument(
-        "--max-bytes",
-        type=int,
-        help="largest call that is passed on (default: 16 MiB, Flower sends arrays in "
-        "pieces of 5 MiB)",
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until stopped."""
+    import asyncio
+    import logging
+    import socket
     import ssl
 
-    import uvicorn
-
-    from flwr_safedshb.deployment.gate import MAX_BYTES, gate
+    from flwr_safedshb.deployment.gate.gate import Gate
 
     host, _, port = arguments.listen.rpartition(":")
     if not host or not port.isdigit():
@@ -44,13 +39,18 @@ def run(arguments: argparse.Namespace) -> int:
             f"--listen={arguments.listen!r} must be HOST:PORT, such as 0.0.0.0:9092"
         )
     trusted = ssl.create_default_context(cafile=arguments.ssl_ca_certfile)
-    size = MAX_BYTES if arguments.max_bytes is None else arguments.max_bytes
-    uvicorn.run(
-        gate(arguments.superlink, trusted, size),
-        host=host.strip("[]"),
-        port=int(port),
-        ssl_certfile=arguments.ssl_certfile,
-        ssl_keyfile=arguments.ssl_keyfile,
-        log_level="warning",
-    )
+    shown = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    shown.load_cert_chain(arguments.ssl_certfile, arguments.ssl_keyfile)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    logging.getLogger("safedshb").setLevel(logging.INFO)
+
+    async def serve() -> None:
+        family, *_, address = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM
+        )[0]
+        with socket.create_server(address[:2], family=family, backlog=256) as listener:
+            logging.getLogger("safedshb.gate").info("Listening on %s", arguments.listen)
+            await Gate(arguments.superlink, trusted, shown).serve(listener)
+
+    asyncio.run(serve())
     return 0

@@ -73,6 +73,7 @@ class Deployment:
         self.folder = folder
         self.app = app
         self.port = free_port()
+        self.gate_port = self.port
         self.credentials: Credentials | None = None
         self.node_ids: dict[int, int] = {}
         self._node_config = dict(node_config or {})
@@ -124,6 +125,9 @@ class Deployment:
             f'address = "127.0.0.1:{self.port}"\n{self._trust()}\n'
         )
         self.start_superlink()
+        if self.credentials is not None:
+            self.gate_port = free_port()
+            self.start_gate()
         if self._virtual:
             return
         for index in range(self._num_nodes):
@@ -152,7 +156,21 @@ class Deployment:
             *("--database", str(self.folder / "superlink.sqlite")),
             *(["--simulation"] if self._virtual else []),
         )
-        self._wait_for_port()
+        self._wait_for_port("superlink", self.port)
+
+    def start_gate(self) -> None:
+        """Start the gate, through which the nodes of a secure federation come."""
+        assert self.credentials is not None
+        self._processes.start(
+            "gate",
+            *("safedshb", "gate"),
+            *("--listen", f"127.0.0.1:{self.gate_port}"),
+            *("--superlink", f"127.0.0.1:{self.port}"),
+            *("--ssl-ca-certfile", str(self.credentials.ca)),
+            *("--ssl-certfile", str(self.credentials.certificate)),
+            *("--ssl-keyfile", str(self.credentials.certificate_key)),
+        )
+        self._wait_for_port("gate", self.gate_port)
 
     def start_node(
         self,
@@ -199,7 +217,7 @@ class Deployment:
             name or f"node-{index}",
             "flower-supernode",
             *security,
-            *("--superlink", f"127.0.0.1:{self.port}"),
+            *("--superlink", f"127.0.0.1:{self.gate_port}"),
             *("--host", "127.0.0.1", "--port", str(free_port())),
             *("--node-config", toml(entries)),
             environment=environment,
@@ -281,13 +299,13 @@ class Deployment:
             return "insecure = true"
         return f'root-certificates = "{self.credentials.ca}"'
 
-    def _wait_for_port(self) -> None:
+    def _wait_for_port(self, name: str, port: int) -> None:
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
-            if not self.is_running("superlink"):
+            if not self.is_running(name):
                 break
             with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
                     return
             time.sleep(0.2)
-        raise RuntimeError(f"the SuperLink did not start:\n{self.log('superlink')}")
+        raise RuntimeError(f"the {name} did not start:\n{self.log(name)}")

@@ -1,85 +1,452 @@
 """The gate passes on what registered nodes call, and nothing else."""
 
 import asyncio
-import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from flwr.superlink.routers.control.router import router as control
-from flwr.superlink.routers.fleet.router import router as fleet
+from flwr.superlink.routers.fleet.router import router as fleet_router
 
-from flwr_safedshb.deployment.gate import CALLS, gate
+from flwr_safedshb.deployment.gate.limits import Limits
+from flwr_safedshb.flower import fleet
+from flwr_safedshb.flower.fleet import fleet_pb2, message_pb2
+from tests.deployment.gates import (
+    Node,
+    Place,
+    SuperLink,
+    question,
+    reply,
+    running,
+    signed,
+)
 
-
-def answer(request: httpx.Request) -> httpx.Response:
-    """Stand for the SuperLink: say what came."""
-    told = {"path": request.url.path, "size": len(request.content)}
-    told |= {key: request.headers.get(key) for key in ("host", "x-signature")}
-    return httpx.Response(201, json=told, headers={"x-answer": "yes"})
-
-
-def call(
-    method: str,
-    path: str,
-    body: bytes = b"",
-    max_bytes: int = 100,
-    superlink: Callable[[httpx.Request], httpx.Response] = answer,
-) -> httpx.Response:
-    inside = httpx.MockTransport(superlink)
-    app = gate("10.0.0.1:9091", ssl.create_default_context(), max_bytes, inside)
-
-    async def asked() -> httpx.Response:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="https://g") as user:
-            headers = {"x-signature": "abc"}
-            return await user.request(method, path, content=body, headers=headers)
-
-    return asyncio.run(asked())
+# A hold that no test waits for.
+QUICK = Limits(hold_seconds=0.05, poll_seconds=0.01)
 
 
-@pytest.mark.parametrize("name", sorted(CALLS))
-def test_calls_of_nodes_pass_with_their_signature(name: str) -> None:
-    found = call("POST", f"/v1/fleet/{name}", b"x" * 100)
-    assert found.status_code == 201
-    assert found.headers["x-answer"] == "yes"
-    assert found.json() == {
-        "path": f"/v1/fleet/{name}",
-        "size": 100,
-        "host": "10.0.0.1:9091",
-        "x-signature": "abc",
-    }
+def visited(
+    folder: Path,
+    visit: Callable[[Place], Awaitable[None]],
+    limits: Limits = QUICK,
+    superlink: SuperLink | None = None,
+) -> SuperLink:
+    """Run a gate for one visit, and return what has come through it."""
 
+    async def story() -> SuperLink:
+        async with asyncio.timeout(60), running(folder, limits, superlink) as place:
+            await visit(place)
+            return place.superlink
 
-def paths(router: object) -> set[str]:
-    return {route.path for route in router.routes}  # type: ignore[attr-defined]
+    return asyncio.run(story())
 
 
 def test_every_call_of_this_flower_is_known() -> None:
-    kept_inside = {"register-node", "unregister-node"}
-    assert paths(fleet) == {f"/v1/fleet/{name}" for name in CALLS | kept_inside}
+    inside = {"register-node", "unregister-node"}
+    paths = {route.path for route in fleet_router.routes}  # type: ignore[attr-defined]
+    assert paths == {f"/v1/fleet/{name}" for name in {*fleet.CALLS} | inside}
+    for name, kind in fleet.CALLS.items():
+        assert PROTOBUF_REQUEST_TYPES["POST", f"/v1/fleet/{name}"] is kind
 
 
-def test_operators_and_processes_do_not_get_through() -> None:
-    closed = [*paths(control), "/v1/fleet/register-node", "/v1/fleet/unregister-node"]
+def test_what_goes_inside_is_written_by_the_gate(tmp_path: Path) -> None:
+    async def visit(place: Place) -> None:
+        async with place.node(5) as node:
+            beat = fleet.CALLS["send-node-heartbeat"](
+                node=node.proto(), heartbeat_interval=30
+            )
+            found = await node.call(
+                "send-node-heartbeat",
+                beat,
+                **{"x-forwarded-for": "1.2.3.4", "cookie": "c", "host": "evil"},
+            )
+            assert found.status_code == 200
+            assert "x-inside" not in found.headers
+
+    superlink = visited(tmp_path, visit)
+    name, request, headers = superlink.calls[-1]
+    assert (name, fleet.caller(request)) == ("send-node-heartbeat", 5)
+    assert headers["host"] == "10.0.0.1:9091"
+    assert not {"x-forwarded-for", "cookie"} & {*headers}
+    assert {fleet.PUBLIC_KEY, fleet.SIGNATURE, fleet.TIMESTAMP} <= {*headers}
+
+
+def test_operators_and_processes_do_not_get_through(tmp_path: Path) -> None:
+    operators = [route.path for route in control.routes]  # type: ignore[attr-defined]
+    closed = [*operators, "/v1/fleet/register-node", "/v1/fleet/unregister-node"]
     closed += ["/", "/docs", "/openapi.json", "/v1/runtime/acquire-task"]
     closed += ["/v1/fleet/../control/start-run", "/v1/fleet/pull-messages/x"]
     closed += ["/v1/fleet/..%2Fcontrol%2Fstart-run", "//v1/fleet/pull-messages"]
-    assert "/v1/control/register-node" in closed
-    for path in closed:
-        assert call("POST", path).status_code in (404, 405), path
-    assert call("GET", "/v1/fleet/pull-messages").status_code == 405
+    closed += ["/v1/fleet/pull-messages?x=1", "http://other/v1/fleet/pull-messages"]
+
+    async def visit(place: Place) -> None:
+        async with place.node(5) as node:
+            for path in closed:
+                reader, writer = await place.connect()
+                lines = [f"POST {path} HTTP/1.1", "host: g", "content-length: 0"]
+                lines += [f"{k}: {v}" for k, v in signed(node.key).items()]
+                writer.write("\r\n".join([*lines, "", ""]).encode())
+                assert b" 404 " in await reader.readline(), path
+                writer.close()
+            found = await node.link.get("/v1/fleet/pull-messages")
+            assert found.status_code in (405, 411)
+
+    assert visited(tmp_path, visit).names() == ["activate-node"]
 
 
-def test_a_body_is_bounded_while_it_arrives() -> None:
-    assert call("POST", "/v1/fleet/push-object", b"x" * 101).status_code == 413
-    with pytest.raises(ValueError, match="max_bytes=0"):
-        call("POST", "/v1/fleet/push-object", max_bytes=0)
+def forged_name(headers: dict[str, str]) -> None:
+    headers[fleet.SIGNATURE] = headers[fleet.SIGNATURE][::-1]
 
 
-def test_a_superlink_that_is_down_is_said_to_be() -> None:
-    def refuse(request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("refused")
+@pytest.mark.parametrize(
+    "change",
+    [
+        forged_name,
+        lambda h: h.pop(fleet.SIGNATURE),
+        lambda h: h.pop(fleet.PUBLIC_KEY),
+        lambda h: h.update({fleet.PUBLIC_KEY: "x" * 5000}),
+        lambda h: h.update({fleet.PUBLIC_KEY: "bm8ga2V5"}),
+        lambda h: h.update({fleet.TIMESTAMP: "yesterday"}),
+        lambda h: h.update({fleet.TIMESTAMP: datetime.now(UTC).isoformat()}),
+    ],
+)
+def test_a_call_that_nobody_signed_costs_the_superlink_nothing(
+    change: Callable[[dict[str, str]], None], tmp_path: Path
+) -> None:
+    async def visit(place: Place) -> None:
+        async with place.node(5, registered=False) as node:
+            headers = signed(node.key)
+            change(headers)
+            found = await node.link.post(
+                "/v1/fleet/pull-messages", content=b"", headers=headers
+            )
+            assert found.status_code == 401
 
-    found = call("POST", "/v1/fleet/pull-messages", superlink=refuse)
-    assert found.status_code == 502
+    assert not visited(tmp_path, visit).calls
+
+
+def test_an_old_signature_is_none(tmp_path: Path) -> None:
+    async def visit(place: Place) -> None:
+        async with place.node(5, registered=False) as node:
+            for away in (-400, 60):
+                when = datetime.now(UTC) + timedelta(seconds=away)
+                found = await node.link.post(
+                    "/v1/fleet/pull-messages",
+                    content=b"",
+                    headers=signed(node.key, when),
+                )
+                assert found.status_code == 401
+
+    assert not visited(tmp_path, visit).calls
+
+
+async def asked(place: Place, node: Node) -> Any:
+    """Give a node work, and let it fetch that."""
+    message = question(node.number)
+    place.superlink.waiting[node.number] = [message]
+    given = await node.pull()
+    assert len(given.messages_list) == 1
+    for part, _ in fleet.walk(given.message_object_trees[0]):
+        assert (await node.pull_object(part.object_id)).status_code == 200
+    return message
+
+
+def test_a_reply_reaches_the_superlink_when_it_is_complete(tmp_path: Path) -> None:
+    async def visit(place: Place) -> None:
+        async with place.node(5) as node:
+            answer = reply(await asked(place, node))
+            found = await node.announce(answer)
+            assert found.status_code == 200, found.text
+            told = fleet_pb2.PushMessagesResponse.FromString(found.content)
+            parts = get_all_nested_objects(answer)
+            assert {*told.objects_to_push} == {*parts}
+            before = len(place.superlink.calls)
+            *early, last = parts.items()
+            for name, part in early:
+                done = await node.push_object(told.session_id, name, part.deflate())
+                assert done.status_code == 200, done.text
+            assert len(place.superlink.calls) == before
+            name, part = last
+            done = await node.push_object(told.session_id, name, part.deflate())
+            assert done.status_code == 200, done.text
+            for name, part in parts.items():
+                assert place.superlink.objects[name] == part.deflate()
+            pushed = place.superlink.names()[before:]
+            assert pushed == ["push-messages", *["push-object"] * len(parts)]
+            # One reply a message.
+            assert (await node.announce(answer)).status_code == 400
+
+    visited(tmp_path, visit)
+
+
+def two_messages(request: Any) -> None:
+    request.messages_list.append(request.messages_list[0])
+
+
+def two_trees(request: Any) -> None:
+    request.message_object_trees.append(request.message_object_trees[0])
+
+
+def content_inside(request: Any) -> None:
+    record = request.messages_list[0].content.items.add()
+    record.key = "arrays"
+
+
+def another_root(request: Any) -> None:
+    request.message_object_trees[0].object_id = "0" * 64
+
+
+def many_objects(request: Any) -> None:
+    tree = request.message_object_trees[0]
+    tree.children.extend(ObjectTree(object_id=f"{i:064x}") for i in range(3000))
+
+
+def deep_tree(request: Any) -> None:
+    tree = request.message_object_trees[0]
+    for i in range(12):
+        tree = tree.children.add()
+        tree.object_id = f"{i:064x}"
+
+
+def odd_id(request: Any) -> None:
+    request.message_object_trees[0].children.add().object_id = "../x"
+
+
+def endless_step(request: Any) -> None:
+    request.clientapp_runtime_list[0] = float("nan")
+
+
+def in_another_name(request: Any) -> None:
+    request.messages_list[0].metadata.src_node_id = 6
+
+
+def as_the_server(request: Any) -> None:
+    request.messages_list[0].metadata.src_node_id = 1
+    request.messages_list[0].metadata.reply_to_message_id = ""
+
+
+def to_another_node(request: Any) -> None:
+    request.messages_list[0].metadata.dst_node_id = 6
+
+
+def in_another_run(request: Any) -> None:
+    request.messages_list[0].metadata.run_id = RUN_OF_OTHERS
+
+
+def of_another_kind(request: Any) -> None:
+    request.messages_list[0].metadata.message_type = "evaluate"
+
+
+def to_nothing(request: Any) -> None:
+    request.messages_list[0].metadata.reply_to_message_id = "0" * 64
+
+
+RUN_OF_OTHERS = 78
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        two_messages,
+        two_trees,
+        content_inside,
+        another_root,
+        many_objects,
+        deep_tree,
+        odd_id,
+        endless_step,
+        in_another_name,
+        as_the_server,
+        to_another_node,
+        in_another_run,
+        of_another_kind,
+        to_nothing,
+    ],
+)
+def test_a_forged_push_does_not_get_through(
+    change: Callable[[Any], None], tmp_path: Path
+) -> None:
+    async def visit(place: Place) -> None:
+        async with place.node(5) as node:
+            answer = reply(await asked(place, node))
+            found = await node.announce(answer, change)
+            assert 400 <= found.status_code < 500
+            assert "push-messages" not in place.superlink.names()
+
+    visited(tmp_path, visit)
+
+
+def test_a_reply_to_what_another_was_asked_does_not_get_through(
+    tmp_path: Path,
+) -> None:
+    async def visit(place: Place) -> None:
+        async with place.node(5) as honest, place.node(6) as hostile:
+            message = await asked(place, honest)
+            stolen = reply(message, src_node_id=6)
+            assert (await hostile.announce(stolen)).status_code == 404
+            root = message.metadata.message_id
+            assert (await hostile.pull_object(root)).status_code == 404
+            confirm = message_pb2.ConfirmMessageReceivedRequest(
+                node=hostile.proto(), run_id=1, message_object_id=root
+            )
+            found = await hostile.call("confirm-message-received", confirm)
+            assert found.status_code == 404
+            assert "confirm-message-received" not in place.superlink.names()
+            # Its own key does not open another's name.
+            hostile.number = 5
+            beat = fleet_pb2.PullMessagesRequest(node=hostile.proto())
+            found = await hostile.call("pull-messages", beat)
+            assert found.status_code == 400
+
+    visited(tmp_path, visit)
+
+
+async def announced(place: Place, node: Node) -> tuple[str, dict[str, bytes]]:
+    answer = reply(await asked(place, node))
+    found = await node.announce(answer)
+    told = fleet_pb2.PushMessagesResponse.FromString(found.content)
+    parts = {n: p.deflate() for n, p in get_all_nested_objects(answer).items()}
+    return told.session_id, parts
+
+
+def test_an_object_is_what_its_id_and_its_bytes_say(tmp_path: Path) -> None:
+    async def visit(place: Place) -> None:
+        async with place.node(5) as node:
+            session, parts = await announced(place, node)
+            name = next(iter(parts))
+            for refused in (
+                await node.push_object(session, name, parts[name] + b"x"),
+                await node.push_object(session, name, b""),
+                await node.push_object(session, "0" * 64, b"x"),
+                await node.push_object("other", name, parts[name]),
+            ):
+                assert 400 <= refused.status_code < 500
+            assert "push-messages" not in place.superlink.names()
+
+    visited(tmp_path, visit)
+
+
+def test_children_are_those_that_the_bytes_name(tmp_path: Path) -> None:
+    """Whoever registers an id with false children would poison it for its owner."""
+
+    async def visit(place: Place) -> None:
+        async with place.node(5) as node:
+            answer = reply(await asked(place, node))
+            parts = get_all_nested_objects(answer)
+            leaf = next(n for n, part in parts.items() if not part.children)
+
+            def poison(request: Any) -> None:
+                for part, _ in fleet.walk(request.message_object_trees[0]):
+                    if part.object_id == leaf:
+                        part.children.add().object_id = "a" * 64
+
+            found = await node.announce(answer, poison)
+            told = fleet_pb2.PushMessagesResponse.FromString(found.content)
+            done = await node.push_object(told.session_id, leaf, parts[leaf].deflate())
+            assert done.status_code == 400
+            assert "push-messages" not in place.superlink.names()
+
+    visited(tmp_path, visit)
+
+
+def test_a_message_says_the_same_inside(tmp_path: Path) -> None:
+    """The server reads the object, the SuperLink what is written beside it."""
+
+    async def visit(place: Place) -> None:
+        async with place.node(5) as node:
+            answer = reply(await asked(place, node), src_node_id=6)
+
+            def outside(request: Any) -> None:
+                request.messages_list[0].metadata.src_node_id = 5
+
+            found = await node.announce(answer, outside)
+            assert found.status_code == 200, found.text
+            told = fleet_pb2.PushMessagesResponse.FromString(found.content)
+            root = answer.metadata.message_id
+            done = await node.push_object(told.session_id, root, answer.deflate())
+            assert done.status_code == 400
+            assert "push-messages" not in place.superlink.names()
+
+    visited(tmp_path, visit)
+
+
+def test_a_reply_is_not_much_larger_than_what_it_answers(tmp_path: Path) -> None:
+    limits = Limits(hold_seconds=0.05, poll_seconds=0.01, reply_bytes=1000)
+
+    async def visit(place: Place) -> None:
+        async with place.node(5) as node:
+            answer = reply(await asked(place, node), size=4000)
+            found = await node.announce(answer)
+            told = fleet_pb2.PushMessagesResponse.FromString(found.content)
+            sizes = {n: p.deflate() for n, p in get_all_nested_objects(answer).items()}
+            name = max(sizes, key=lambda n: len(sizes[n]))
+            done = await node.push_object(told.session_id, name, sizes[name])
+            assert done.status_code == 413
+
+    visited(tmp_path, visit, limits)
+
+
+def test_work_is_handed_out_as_soon_as_there_is_some(tmp_path: Path) -> None:
+    limits = Limits(hold_seconds=30.0, poll_seconds=0.02)
+
+    async def visit(place: Place) -> None:
+        async with place.node(5) as node, place.node(6) as other:
+            held = asyncio.create_task(node.pull())
+            await asyncio.sleep(0.1)
+            assert not held.done()
+            place.superlink.waiting[5] = [question(5)]
+            place.superlink.waiting[6] = [question(6)]
+            assert len((await held).messages_list) == 1
+            assert len((await other.pull()).messages_list) == 1
+
+    visited(tmp_path, visit, limits)
+
+
+def test_a_call_for_work_ends_when_there_is_none(tmp_path: Path) -> None:
+    async def visit(place: Place) -> None:
+        async with place.node(5) as node:
+            assert not (await node.pull()).messages_list
+
+    assert visited(tmp_path, visit).names().count("pull-messages") > 1
+
+
+def test_a_node_that_floods_slows_itself(tmp_path: Path) -> None:
+    superlink = SuperLink(delay=0.02)
+    limits = Limits(node_calls=3)
+
+    async def visit(place: Place) -> None:
+        async with place.node(5) as node:
+            beat = fleet.CALLS["send-node-heartbeat"](
+                node=node.proto(), heartbeat_interval=30
+            )
+            superlink.most_under_way = 0
+            flood = [node.call("send-node-heartbeat", beat) for _ in range(40)]
+            answers = await asyncio.gather(*flood, return_exceptions=True)
+            ok = [a for a in answers if isinstance(a, httpx.Response)]
+            assert {a.status_code for a in ok} <= {200, 503}
+            assert superlink.most_under_way <= 3
+
+    visited(tmp_path, visit, limits, superlink)
+
+
+def test_a_superlink_that_is_down_is_said_to_be(tmp_path: Path) -> None:
+    class Down(SuperLink):
+        async def __call__(self, request: httpx.Request) -> httpx.Response:
+            raise httpx.ConnectError("refused")
+
+    async def visit(place: Place) -> None:
+        async with place.node(5, registered=False) as node:
+            assert (await node.activate()).status_code == 502
+
+    visited(tmp_path, visit, superlink=Down())
+
+
+def test_limits_are_checked() -> None:
+    with pytest.raises(ValueError, match="body_bytes=0"):
+        Limits(body_bytes=0)

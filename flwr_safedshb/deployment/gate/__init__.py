@@ -1,0 +1,1 @@
+"""The gate: what of a SuperLink nodes can reach."""

@@ -1,0 +1,255 @@
+"""Connections to the gate: who may hold one, for how long, and with how many bytes.
+
+A connection is unknown until a call over it has been accepted by the SuperLink. Unknown
+ones are few, overall and by address, and the oldest makes room for the newest: whoever
+holds connections open closes their own. HTTP itself is read by h11.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import h11
+
+from flwr_safedshb.deployment.gate.limits import Limits
+
+_READ = 64 * 2**10
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What goes back: a status, a few headers, a body."""
+
+    status: int
+    body: bytes = b""
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(eq=False)
+class Call:
+    """A request whose body has not been read yet."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    size: int
+    connection: Connection
+    body: Callable[[], Awaitable[bytes]]
+
+
+class RefusedError(Exception):
+    """A request that is answered with a status and nothing else; then it ends."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+@dataclass(eq=False)
+class Connection:
+    """One connection; `owner` is the node it belongs to once that is known."""
+
+    address: str
+    task: asyncio.Task[None] | None = None
+    owner: str | None = None
+    calls: int = field(default=0)
+
+
+Handler = Callable[[Call], Awaitable[Answer]]
+
+
+class Door:
+    """Accepts connections within the limits and hands their calls to a handler."""
+
+    def __init__(self, handler: Handler, limits: Limits, tls: ssl.SSLContext) -> None:
+        self._handler, self._limits, self._tls = handler, limits, tls
+        self._unknown: dict[Connection, None] = {}  # the oldest first
+        self._owned: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Accept connections until cancelled."""
+        loop = asyncio.get_running_loop()
+        listener.setblocking(False)
+        try:
+            while True:
+                try:
+                    accepted, address = await loop.sock_accept(listener)
+                except OSError:  # out of files: those that time out give them back
+                    await asyncio.sleep(0.1)
+                    continue
+                self._begin(accepted, str(address[0]))
+        finally:
+            for connection in [*self._unknown]:
+                self._close(connection)
+
+    def _begin(self, accepted: socket.socket, address: str) -> None:
+        mine = [c for c in self._unknown if c.address == address]
+        if len(mine) >= self._limits.unknown_by_address:
+            self._close(mine[0])
+        if len(self._unknown) >= self._limits.unknown_connections:
+            self._close(next(iter(self._unknown)))
+        connection = Connection(address)
+        self._unknown[connection] = None
+        connection.task = asyncio.create_task(self._run(connection, accepted))
+
+    def _close(self, connection: Connection) -> None:
+        self._unknown.pop(connection, None)
+        self.refusals["connections closed for newer ones"] += 1
+        if connection.task is not None:
+            connection.task.cancel()
+
+    def belongs(self, connection: Connection, owner: str) -> None:
+        """Say which node a connection is of; a node has a limited number of them."""
+        if connection.owner is not None:
+            return
+        if self._owned[owner] >= self._limits.node_connections:
+            raise RefusedError(503, "too many connections of one node")
+        connection.owner = owner
+        self._owned[owner] += 1
+        self._unknown.pop(connection, None)
+
+    async def _run(self, connection: Connection, accepted: socket.socket) -> None:
+        writer: asyncio.StreamWriter | None = None
+        try:
+            loop = asyncio.get_running_loop()
+            reader = asyncio.StreamReader(limit=_READ)
+            protocol = asyncio.StreamReaderProtocol(reader)
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol,
+                accepted,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._limits.handshake_seconds,
+                ssl_shutdown_timeout=1.0,
+            )
+            writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+            await self._talk(connection, reader, writer)
+        except (OSError, EOFError, ssl.SSLError, TimeoutError, h11.ProtocolError):
+            self.refusals["connections that broke off"] += 1
+        finally:
+            self._unknown.pop(connection, None)
+            if connection.owner is not None:
+                self._owned[connection.owner] -= 1
+            if writer is not None:
+                writer.transport.abort()
+            else:
+                with suppress(OSError):
+                    accepted.close()
+
+    async def _talk(
+        self,
+        connection: Connection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        size = self._limits.header_bytes
+        http = h11.Connection(h11.SERVER, max_incomplete_event_size=size)
+        while True:
+            idle = connection.owner is not None and connection.calls > 0
+            seconds = self._limits.idle_seconds if idle else 0.0
+            try:
+                async with asyncio.timeout(seconds + self._limits.header_seconds):
+                    request = await _event(http, reader)
+                if not isinstance(request, h11.Request):
+                    return
+                call = self._call(connection, http, reader, request)
+                answer = await self._handler(call)
+                connection.calls += 1
+            except (RefusedError, h11.RemoteProtocolError) as error:
+                answer = self._refused(error)
+            except TimeoutError:
+                answer = Answer(408)
+                self.refusals["requests that took too long"] += 1
+            await _send(http, writer, answer)
+            if http.our_state is not h11.DONE or http.their_state is not h11.DONE:
+                return
+            http.start_next_cycle()
+
+    def _refused(self, error: RefusedError | h11.RemoteProtocolError) -> Answer:
+        reason = str(error) if isinstance(error, RefusedError) else "not HTTP"
+        self.refusals[reason] += 1
+        return Answer(getattr(error, "status", error_status(error)), reason.encode())
+
+    def _call(
+        self,
+        connection: Connection,
+        http: h11.Connection,
+        reader: asyncio.StreamReader,
+        request: h11.Request,
+    ) -> Call:
+        if len(request.headers) > self._limits.headers:
+            raise RefusedError(431, "too many headers")
+        headers: dict[str, str] = {}
+        for name, value in request.headers:
+            key = name.decode("ascii")
+            if key in headers:
+                raise RefusedError(400, "a header that comes twice")
+            headers[key] = value.decode("latin-1")
+        # Chunks would have to be counted as they come; Flower says the length.
+        length = headers.get("content-length", "")
+        if "transfer-encoding" in headers or not length.isdecimal():
+            raise RefusedError(411, "a request without its length")
+        size = int(length)
+        if size > self._limits.body_bytes:
+            raise RefusedError(413, f"more than {self._limits.body_bytes} bytes")
+
+        async def body() -> bytes:
+            allowed = self._limits.body_seconds
+            allowed += size / self._limits.body_bytes_per_second
+            async with asyncio.timeout(allowed):
+                return await _body(http, reader)
+
+        target = request.target.decode("latin-1")
+        return Call(
+            request.method.decode("ascii"), target, headers, size, connection, body
+        )
+
+
+def error_status(error: Exception) -> int:
+    """Return the status that h11 suggests for what it could not read."""
+    return int(getattr(error, "error_status_hint", 400))
+
+
+async def _event(
+    http: h11.Connection, reader: asyncio.StreamReader
+) -> h11.Event | type[h11.PAUSED]:
+    while True:
+        event = http.next_event()
+        if event is not h11.NEED_DATA:
+            return event  # type: ignore[return-value]  # h11's sentinels are types
+        http.receive_data(await reader.read(_READ))
+
+
+async def _body(http: h11.Connection, reader: asyncio.StreamReader) -> bytes:
+    body = bytearray()
+    while True:
+        event = await _event(http, reader)
+        if isinstance(event, h11.Data):
+            body += event.data
+        elif isinstance(event, h11.EndOfMessage):
+            return bytes(body)
+        else:
+            raise EOFError
+
+
+async def _send(
+    http: h11.Connection, writer: asyncio.StreamWriter, answer: Answer
+) -> None:
+    if http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+        return
+    headers = [*answer.headers, ("content-length", str(len(answer.body)))]
+    if http.their_state is not h11.DONE:
+        headers.append(("connection", "close"))
+    response = h11.Response(status_code=answer.status, headers=headers)
+    for event in (response, h11.Data(data=answer.body), h11.EndOfMessage()):
+        data = http.send(event)
+        if data:
+            writer.write(data)
+    async with asyncio.timeout(60.0):
+        await writer.drain()
