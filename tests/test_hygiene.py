@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from packaging.requirements import Requirement
 
 from flwr_safedshb.client.client import RefusedError, client_app
+from flwr_safedshb.exchange.arrays import Template
 from flwr_safedshb.flower import codec
 from flwr_safedshb.flower.compat import identify
-from flwr_safedshb.server.screening import Excluded, Template
+from flwr_safedshb.server.screening import Excluded, screen
 from simulations.loopback import ROOT
-from tests.client.test_client import THETA, ledger, make, node
+from tests.clients import THETA, ledger, make, node
 
 # Each of them can run what it reads.
 UNPICKLING = {"cloudpickle", "dill", "marshal", "pickle", "shelve", "yaml"}
@@ -125,7 +126,7 @@ def test_a_client_cannot_make_the_server_unpickle(kind: str) -> None:
     asked = Message(RecordDict(), dst_node_id=2, message_type="train")
     arrays = ArrayRecord({"weight": armed()[kind], "bias": Array(THETA[1])})
     reply = Message(RecordDict({"arrays": arrays}), reply_to=asked)
-    assert isinstance(Template.of(model).screen(reply), Excluded)
+    assert isinstance(screen(Template.of(model), reply), Excluded)
     # Nor does Flower, where built-in strategies decode.
     with pytest.raises(ValueError, match="pickle"):
         arrays.to_numpy_ndarrays()
@@ -149,7 +150,7 @@ def test_a_reply_larger_than_the_model_is_refused_before_it_is_decoded(
     large = Array(np.zeros(10**6, np.float32))
     arrays = ArrayRecord({"weight": Array(THETA[0]), "bias": large})
     reply = Message(RecordDict({"arrays": arrays}), reply_to=asked)
-    assert template.screen(reply) == Excluded("too-large")
+    assert screen(template, reply) == Excluded("too-large")
 
 
 def pins() -> dict[str, str]:

@@ -19,13 +19,14 @@ ROOMS: dict[str, set[str]] = {
     "attacks": {"aggregation"},
     "privacy": {"files"},
     "flower": set(),
-    "server": {"aggregation", "theory", "flower", "files"},
-    "client": {"privacy", "flower"},
-    "grids": {"client", "attacks", "flower"},
+    "exchange": {"flower"},
+    "server": {"aggregation", "theory", "flower", "exchange", "files"},
+    "client": {"privacy", "flower", "exchange"},
+    "grids": {"client", "attacks", "flower", "exchange"},
     "deployment": {"client", "privacy", "flower", "files"},
 }
 ROOMS["cli"] = set(ROOMS)
-FLOWER_ROOMS = ("flower", "server", "client", "grids", "deployment", "cli")
+FLOWER_ROOMS = ("flower", "exchange", "server", "client", "grids", "deployment", "cli")
 
 
 def imported_names(path: Path) -> set[str]:

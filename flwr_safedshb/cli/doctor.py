@@ -48,8 +48,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was found; 0 if the node is fit to join."""
-    from flwr.common.config import parse_config_args
-
     from flwr_safedshb.deployment.doctor.app import (
         load_client_fn,
         read_app,
@@ -58,13 +56,14 @@ def run(arguments: argparse.Namespace) -> int:
     from flwr_safedshb.deployment.doctor.check import fit_to_join
     from flwr_safedshb.deployment.doctor.link import check_key, check_link
     from flwr_safedshb.deployment.doctor.node import examine
+    from flwr_safedshb.flower.compat import parsed_config
 
     if arguments.steps is not None and arguments.steps < 1:
         raise ValueError(f"--steps={arguments.steps} must be at least 1")
     if (arguments.superlink is None) != (arguments.root_certificates is None):
         raise ValueError("--superlink and --root-certificates belong together")
     node_config = read_node_config(arguments.node_config)
-    run_config = parse_config_args([arguments.run_config])
+    run_config = parsed_config([arguments.run_config])
     name = arguments.client
     if name is None:
         name, defaults = read_app(arguments.app)

@@ -7,7 +7,8 @@ else that depends on the data leaves: no loss, no norm, no text of an exception.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Mapping, Sized
+from functools import lru_cache
 from logging import ERROR
 from typing import cast
 
@@ -21,22 +22,25 @@ from flwr.app import (
 )
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
-from flwr.supercore import log
+from flwr.common import log
 from torch import nn
 
-from flwr_safedshb.client.mods import refuse_mods
-from flwr_safedshb.client.momentum import keep, recall
 from flwr_safedshb.client.node import RefusedError, admit
-from flwr_safedshb.client.prepared import prepare
-from flwr_safedshb.client.step import Arrays, Ask, Scalar, Step, fit_together
-from flwr_safedshb.flower import codec
-from flwr_safedshb.flower.compat import refilled
-from flwr_safedshb.privacy.clipping.gradients import Loss
-from flwr_safedshb.privacy.gaussian import Data, Draw, Vector
-from flwr_safedshb.privacy.plan import PrivacyPlan
+from flwr_safedshb.client.step import Step, take_step
+from flwr_safedshb.exchange.arrays import Arrays, read, written
+from flwr_safedshb.exchange.model import ModelArrays
+from flwr_safedshb.flower.compat import Mod, refilled
+from flwr_safedshb.flower.mods import objection
+from flwr_safedshb.privacy.clipping.checks import UnsupportedModelError
+from flwr_safedshb.privacy.clipping.gradients import ClippedGradients, Loss
+from flwr_safedshb.privacy.gaussian import Data, PrivateDataError
+from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted, LedgerError
+from flwr_safedshb.privacy.plan import Clipping, PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import Randomness, SecureRandomness
 
 __all__ = ["PrivateClientApp", "RefusedError", "SafeDSHBClient", "client_app"]
+
+Scalar = bool | bytes | float | int | str
 
 _MAX_SESSION = 64
 _METRICS = MetricRecord({"num-examples": 0})
@@ -68,7 +72,11 @@ class SafeDSHBClient(NumPyClient):
     randomness : Randomness, optional
         By default unpredictable; seeded for simulations.
     node_keys : collection of str
-        Further keys of the node's config that are no rules.
+        Keys of the node's config that belong to the app. Every other key must be a rule
+        of its policy, so that a misspelt rule is an error.
+    trusted_mods : collection of mods
+        Mods of the ClientApp that leave the reply as it is. Under any other that is not
+        known to do so, the client refuses to work.
 
     Raises
     ------
@@ -89,6 +97,7 @@ class SafeDSHBClient(NumPyClient):
         delta: float | None = None,
         randomness: Randomness | None = None,
         node_keys: Collection[str] = (),
+        trusted_mods: Collection[Mod] = (),
     ) -> None:
         size = len(dataset[0] if isinstance(dataset, tuple) else cast(Sized, dataset))
         if size != plan.num_examples:
@@ -110,7 +119,10 @@ class SafeDSHBClient(NumPyClient):
             secure_noise=self.randomness.private,
             node_keys=node_keys,
         )
-        self.prepared = prepare(model, loss, plan.clip_norm, plan.clipping)
+        self.trusted_mods = trusted_mods
+        self.gradients, self.arrays = _prepared(
+            model, loss, plan.clip_norm, plan.clipping
+        )
 
     def fit(
         self, parameters: Arrays, config: Mapping[str, Scalar]
@@ -134,44 +146,19 @@ class SafeDSHBClient(NumPyClient):
         ------
         RefusedError
         """
-        refuse_mods()
-        (momentum,) = fit_together([Ask(self, parameters, config)])
-        if isinstance(momentum, RefusedError):
-            raise momentum
-        return momentum, self.plan.num_examples, {}
+        if (reason := objection(self.trusted_mods)) is not None:
+            raise RefusedError(reason)
+        try:
+            momentum = take_step(self, self.asked(parameters, config), parameters)
+        except Exception as error:
+            refused = refusal(error)
+        else:
+            return momentum, self.plan.num_examples, {}
+        # Outside the handler, so that no cause is attached.
+        raise refused
 
-    def begin(self, parameters: Arrays, config: Mapping[str, Scalar]) -> Step:
-        """Check what is asked, and charge the ledger for it."""
-        step = self._asked(config)
-        shapes = [array.shape for array in parameters]
-        if shapes != self.prepared.shapes:
-            raise RefusedError(
-                f"the message has arrays of shapes {shapes}, and the model of this "
-                f"client {self.prepared.shapes}; use the same model on both sides"
-            )
-        # First of all, so that a crash may waste budget and never hides a release.
-        if self.ledger is not None:
-            self.ledger.charge(self.plan, run=step.session)
-        return step
-
-    def draw(self, step: Step) -> Draw:
-        """Return what the private gradient of a step is made of."""
-        # The partition of a simulation: node ids differ between engines.
-        config = self.context.node_config
-        number = int(config.get("partition-id", self.context.node_id))
-        source = self.randomness.for_step(number, step.number)
-        return Draw(self.dataset, self.plan, source)
-
-    def finish(self, step: Step, gradient: Vector) -> Arrays:
-        """Update the momentum with a private gradient, keep it, return it."""
-        memory = recall(step.session, self.context, self.ledger)
-        before = memory.before(step.number)
-        momentum = before.advanced(self.prepared.flatten(gradient), step.momentum)
-        after = memory.after(step.number, momentum, step.anchor)
-        keep(step.session, after, self.context, self.ledger)
-        return self.prepared.split(momentum)
-
-    def _asked(self, config: Mapping[str, Scalar]) -> Step:
+    def asked(self, parameters: Arrays, config: Mapping[str, Scalar]) -> Step:
+        """Return what a message asks for, or refuse it before anything is charged."""
         step, beta = config.get("step"), config.get("momentum")
         session = config.get("session", str(self.context.run_id))
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
@@ -180,7 +167,42 @@ class SafeDSHBClient(NumPyClient):
             raise RefusedError("the message must have momentum, a number in [0, 1)")
         if not isinstance(session, str) or len(session) > _MAX_SESSION:
             raise RefusedError("the message's session must be a short text")
+        shapes = [array.shape for array in parameters]
+        if shapes != self.arrays.shapes:
+            raise RefusedError(
+                f"the message has arrays of shapes {shapes}, and the model of this "
+                f"client {self.arrays.shapes}; use the same model on both sides"
+            )
         return Step(step, float(beta), session, bool(config.get("anchor", True)))
+
+
+@lru_cache(maxsize=4)
+def _prepared(
+    model: nn.Module, loss: Loss, clip_norm: float, clipping: Clipping
+) -> tuple[ClippedGradients, ModelArrays]:
+    """Check and hook a model once: that costs more than a step."""
+    return ClippedGradients(model, loss, clip_norm, clipping), ModelArrays(model)
+
+
+def refusal(error: Exception) -> RefusedError:
+    """Return what the server may know of an error: the texts of others may quote data.
+
+    The rest is in the log of this node.
+    """
+    match error:
+        case RefusedError():
+            return error
+        case BudgetExhausted():
+            text = "the privacy budget of this node is spent; nothing was released"
+        case LedgerError():
+            log(ERROR, "%s", error)
+            text = "the privacy ledger of this node cannot be used"
+        case PrivateDataError() | UnsupportedModelError():
+            text = str(error)
+        case _:
+            log(ERROR, "The step failed", exc_info=error)
+            text = "the step failed; the log of this node says why"
+    return RefusedError(text)
 
 
 ClientFn = Callable[[Context], SafeDSHBClient]
@@ -195,45 +217,8 @@ class PrivateClientApp(ClientApp):
         self.train()(self._train)
         self.evaluate()(self._evaluate)
 
-    def train_together(
-        self, messages: Sequence[Message], contexts: Sequence[Context]
-    ) -> list[Message | Exception]:
-        """Answer training messages for several nodes of this process at once.
-
-        The arrays that messages share are decoded once.
-
-        Returns
-        -------
-        list of (reply, or what the app would have raised)
-        """
-        results: list[Message | Exception | None] = [None] * len(messages)
-        asked: dict[int, tuple[SafeDSHBClient, ArrayRecord]] = {}
-        asks: list[Ask] = []
-        models: dict[tuple[int, ...], Arrays] = {}
-        for i, (message, context) in enumerate(zip(messages, contexts, strict=True)):
-            try:
-                arrays, config = _content(message)
-                key = tuple(id(array.data) for array in arrays.values())
-                model = models.get(key) or models.setdefault(key, _decoded(arrays))
-                client = self._made(context)
-                if type(client).fit is SafeDSHBClient.fit:
-                    asked[i] = client, arrays
-                    asks.append(Ask(client, model, config))
-                else:
-                    fitted = client.fit(model, config)
-                    results[i] = _reply(message, arrays, *fitted[:2])
-            except Exception as error:
-                results[i] = error
-        for i, momentum in zip(asked, fit_together(asks), strict=True):
-            client, arrays = asked[i]
-            results[i] = (
-                momentum
-                if isinstance(momentum, RefusedError)
-                else _reply(messages[i], arrays, momentum, client.plan.num_examples)
-            )
-        return [result for result in results if result is not None]
-
-    def _made(self, context: Context) -> SafeDSHBClient:
+    def make_client(self, context: Context) -> SafeDSHBClient:
+        """Make the client of a node; what fails is said in the node's log only."""
         try:
             return self.client_fn(context)
         except RefusedError:
@@ -245,13 +230,14 @@ class PrivateClientApp(ClientApp):
         )
 
     def _train(self, message: Message, context: Context) -> Message:
-        arrays, config = _content(message)
-        client = self._made(context)
-        return _reply(message, arrays, *client.fit(_decoded(arrays), config)[:2])
+        arrays, config = content_of(message)
+        client = self.make_client(context)
+        momentum, num_examples, _ = client.fit(read(arrays), config)
+        return reply_with(message, arrays, momentum, num_examples)
 
     def _evaluate(self, message: Message, context: Context) -> Message:
-        arrays, config = _content(message)
-        client = self._made(context)
+        arrays, config = content_of(message)
+        client = self.make_client(context)
         if type(client).evaluate is NumPyClient.evaluate:
             raise RefusedError("this client does not evaluate models on its data")
         loss, count, more = client.evaluate(arrays.to_numpy_ndarrays(), dict(config))
@@ -269,25 +255,18 @@ def client_app(client_fn: ClientFn) -> ClientApp:
     return PrivateClientApp(client_fn)
 
 
-def _decoded(arrays: ArrayRecord) -> Arrays:
-    return [codec.decode(array) for array in arrays.values()]
-
-
-def _reply(
+def reply_with(
     message: Message, arrays: ArrayRecord, momentum: Arrays, num_examples: int
 ) -> Message:
     """Return the momentum under the names of the model's arrays."""
-    layers = zip(arrays, momentum, strict=True)
     records = {
-        "arrays": refilled(
-            arrays, {name: codec.encode(layer) for name, layer in layers}
-        ),
+        "arrays": written(arrays, momentum),
         "metrics": refilled(_METRICS, {"num-examples": num_examples}),
     }
     return Message(refilled(message.content, records), reply_to=message)
 
 
-def _content(message: Message) -> tuple[ArrayRecord, Mapping[str, Scalar]]:
+def content_of(message: Message) -> tuple[ArrayRecord, Mapping[str, Scalar]]:
     """Return the model and the config of a message, whatever their keys."""
     records = message.content.values()
     arrays = [record for record in records if isinstance(record, ArrayRecord)]

@@ -1,15 +1,16 @@
-"""The momentum a client keeps between steps, and how far back it can go.
+"""The momentum that a client keeps between steps, and how far back it can go.
 
 A server that was killed resumes from its newest checkpoint, some steps back, and a
-message may be delivered twice. So a client keeps two momenta: the newest, and the one
+message may be delivered twice. So a client keeps two momentums: the newest, and the one
 before the step that the server could resume from (its anchor). Both have been sent or
 are zero, so what is loaded for which step is no matter of privacy.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import cast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from flwr.app import ConfigRecord, ConfigRecordValues, Context
@@ -18,83 +19,58 @@ from numpy.typing import NDArray
 from flwr_safedshb.flower.compat import refilled
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 
+if TYPE_CHECKING:
+    from flwr_safedshb.client.step import Step
+
 Vector = NDArray[np.float32]
-
-
-def _empty() -> Vector:
-    return np.empty(0, np.float32)
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A momentum, (d,), after a step; empty before step 0, where it is zero."""
-
-    step: int = -1
-    vector: Vector = field(default_factory=_empty)
-
-    def advanced(self, gradient: NDArray[np.float64], beta: float) -> Vector:
-        """m_t = beta m_{t-1} + (1 - beta) g~_t (Alg. 1, line 4), with m_{-1} = 0."""
-        momentum = (1.0 - beta) * gradient
-        if len(self.vector):
-            momentum += beta * self.vector
-        return momentum.astype(np.float32)
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What a client remembers of a run."""
-
-    newest: Kept = field(default_factory=Kept)
-    anchor: Kept = field(default_factory=Kept)
-
-    def before(self, step: int) -> Kept:
-        """Return the momentum to start `step` from, m_{t-1} if no step was missed."""
-        for kept in (self.newest, self.anchor):
-            if kept.step < step:
-                return kept
-        return Kept()
-
-    def after(self, step: int, momentum: Vector, anchor: bool) -> Memory:
-        """Return the memory after `step`; with `anchor`, what it started from stays."""
-        past = self.before(step)
-        kept = past if anchor or self.anchor.step >= step else self.anchor
-        return Memory(Kept(step, momentum), kept)
-
 
 _KEY = "safedshb"
 
 
-def recall(session: str, context: Context, ledger: Ledger | None) -> Memory:
-    """Return what was kept of a run; a new run has an empty memory."""
-    if ledger is not None:
-        saved = ledger.load_state(session)
-        if saved is None:
-            return Memory()
-        newest, anchor, (anchor_step,) = saved.arrays
-        return Memory(
-            Kept(saved.step, cast(Vector, newest)),
-            Kept(int(anchor_step), cast(Vector, anchor)),
-        )
-    state = context.state.get(_KEY)
-    if state is None or state["session"] != session:
-        return Memory()
-    newest_step, anchor_step = cast(list[int], state["steps"])
-    vectors = np.frombuffer(cast(bytes, state["vectors"]), np.float32)
-    size = len(vectors) if anchor_step < 0 else len(vectors) // 2
-    return Memory(Kept(newest_step, vectors[:size]), Kept(anchor_step, vectors[size:]))
+@dataclass(frozen=True)
+class Kept:
+    """A momentum after a step, (d,); before step 0 it is zero, (1,)."""
+
+    step: int
+    momentum: Vector
 
 
-def keep(session: str, memory: Memory, context: Context, ledger: Ledger | None) -> None:
-    """Keep the memory of a run: with the ledger it outlives the node's process."""
-    newest, anchor = memory.newest, memory.anchor
+_START = Kept(-1, np.zeros(1, np.float32))
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a step starts from, and the anchor that was set before it."""
+
+    newest: Kept
+    anchor: Kept
+
+    @property
+    def momentum(self) -> Vector:
+        """m_{t-1}, if no step was missed."""
+        return self.newest.momentum
+
+
+def recall(session: str, step: int, context: Context, ledger: Ledger | None) -> Past:
+    """Return what `step` of a run starts from; a new run starts from zero."""
+    newest, anchor = _kept(session, context, ledger)
+    usable = [kept for kept in (newest, anchor) if kept.step < step] or [_START]
+    return Past(usable[0], usable[-1])
+
+
+def keep(
+    step: Step, momentum: Vector, past: Past, context: Context, ledger: Ledger | None
+) -> None:
+    """Keep m_t, and the anchor; with the ledger both outlive the node's process."""
+    anchor = past.newest if step.anchor else past.anchor
     if ledger is not None:
-        arrays = [newest.vector, anchor.vector, np.array([anchor.step])]
-        ledger.save_state(session, newest.step, arrays)
-    vectors = newest.vector.tobytes() + anchor.vector.tobytes()
+        arrays = [momentum, anchor.momentum, np.array([anchor.step])]
+        ledger.save_state(step.session, step.number, arrays)
     kept: dict[str, ConfigRecordValues] = {
-        "session": session,
-        "steps": [newest.step, anchor.step],
-        "vectors": vectors,
+        "session": step.session,
+        "steps": [step.number, anchor.step],
+        "newest": momentum.tobytes(),
+        "anchor": anchor.momentum.tobytes(),
     }
     before = context.state.get(_KEY)
     context.state[_KEY] = (
@@ -102,3 +78,30 @@ def keep(session: str, memory: Memory, context: Context, ledger: Ledger | None) 
         if isinstance(before, ConfigRecord)
         else ConfigRecord(kept)
     )
+
+
+def _kept(session: str, context: Context, ledger: Ledger | None) -> tuple[Kept, Kept]:
+    """Return the newest momentum of a run, and its anchor."""
+    if ledger is not None:
+        saved = ledger.load_state(session)
+        if saved is None:
+            return _START, _START
+        newest, anchor, (anchor_step,) = saved.arrays
+        vectors = cast(Vector, newest), cast(Vector, anchor)
+        return _pair(vectors, (saved.step, int(anchor_step)))
+    state = context.state.get(_KEY)
+    if state is None or state["session"] != session:
+        return _START, _START
+    kept = [
+        np.frombuffer(cast(bytes, state[name]), np.float32)
+        for name in ("newest", "anchor")
+    ]
+    return _pair(kept, cast(list[int], state["steps"]))
+
+
+def _pair(vectors: Sequence[Vector], steps: Sequence[int]) -> tuple[Kept, Kept]:
+    newest, anchor = (
+        Kept(step, vector) if step >= 0 else _START
+        for step, vector in zip(steps, vectors, strict=True)
+    )
+    return newest, anchor

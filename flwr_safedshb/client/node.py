@@ -11,7 +11,7 @@ from logging import ERROR
 from pathlib import Path
 
 from flwr.app import UserConfig, UserConfigValue
-from flwr.supercore import log
+from flwr.common import log
 
 from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
 from flwr_safedshb.privacy.plan import PrivacyPlan

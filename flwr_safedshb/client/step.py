@@ -1,31 +1,23 @@
-"""One step of Algorithm 1 for one client, or for several of one process at once."""
+"""One step of Algorithm 1, as one client takes it.
+
+Every line of `take_step` is a line of the algorithm, or what makes it safe: the budget
+is charged before the data are touched, and the momentum is kept before it is sent.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from logging import ERROR
-from typing import NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
-from flwr.supercore import log
-from numpy.typing import NDArray
 
-from flwr_safedshb.client.node import RefusedError
-from flwr_safedshb.client.prepared import Prepared
-from flwr_safedshb.privacy.clipping.checks import UnsupportedModelError
-from flwr_safedshb.privacy.gaussian import (
-    Draw,
-    PrivateDataError,
-    Vector,
-    private_gradients,
-)
-from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted, LedgerError
+from flwr_safedshb.client.momentum import keep, recall
+from flwr_safedshb.exchange.arrays import Arrays
+from flwr_safedshb.privacy.gaussian import Draw, Vector, private_gradients
 
-P = ParamSpec("P")
-T = TypeVar("T")
-Arrays = list[NDArray[np.generic]]
-Scalar = bool | bytes | float | int | str
+if TYPE_CHECKING:
+    from flwr_safedshb.client.client import SafeDSHBClient
 
 
 @dataclass(frozen=True)
@@ -38,100 +30,45 @@ class Step:
     anchor: bool
 
 
-class Trainer(Protocol):
-    """A client that takes steps; `SafeDSHBClient` is one."""
-
-    prepared: Prepared
-    weight_decay: float
-
-    def begin(self, parameters: Arrays, config: Mapping[str, Scalar]) -> Step:
-        """Check what is asked, and charge the ledger for it."""
-        ...
-
-    def draw(self, step: Step) -> Draw:
-        """Return what the private gradient of a step is made of."""
-        ...
-
-    def finish(self, step: Step, gradient: Vector) -> Arrays:
-        """Update the momentum with a private gradient, keep it, return it."""
-        ...
+def take_step(client: SafeDSHBClient, step: Step, parameters: Arrays) -> Arrays:
+    """Take one step and return m_t, in the shapes of the model."""
+    charge(client, step)
+    (gradient,) = gradients([(client, step)], parameters)
+    return finish(client, step, gradient)
 
 
-class Ask(NamedTuple):
-    """One step asked of one client."""
-
-    client: Trainer
-    parameters: Arrays
-    config: Mapping[str, Scalar]
+def charge(client: SafeDSHBClient, step: Step) -> None:
+    """Charge the node's ledger, so that a crash may waste budget and hides nothing."""
+    if client.ledger is not None:
+        client.ledger.charge(client.plan, run=step.session)
 
 
-def fit_together(asks: Sequence[Ask]) -> list[Arrays | RefusedError]:
-    """Take one step with each of several clients of this process.
+def gradients(
+    takers: Sequence[tuple[SafeDSHBClient, Step]], parameters: Arrays
+) -> list[Vector]:
+    """Return g~_t, the private gradient at theta_t (lines 1 to 3).
 
-    Those who were sent the same arrays, in one list, for the same prepared model go
-    through it together. What one refuses is no matter to the others.
-
-    Returns
-    -------
-    list of (m_t in float32, or RefusedError)
+    A node has one client that takes a step. A simulation may have several that share a
+    model and its weight decay: then they go through it together.
     """
-    results: list[Arrays | RefusedError | None] = [None] * len(asks)
-    groups: dict[tuple[int, int, float], list[tuple[int, Step]]] = {}
-    for i, (client, parameters, config) in enumerate(asks):
-        step = _guarded(client.begin, parameters, config)
-        if isinstance(step, RefusedError):
-            results[i] = step
-        else:
-            key = (id(client.prepared), id(parameters), client.weight_decay)
-            groups.setdefault(key, []).append((i, step))
-    for group in groups.values():
-        for (i, step), gradient in zip(group, _gradients(asks, group), strict=True):
-            results[i] = (
-                gradient
-                if isinstance(gradient, RefusedError)
-                else _guarded(asks[i].client.finish, step, gradient)
-            )
-    return [result for result in results if result is not None]
+    client, _ = takers[0]
+    client.arrays.load(parameters)
+    draws = []
+    for taker, step in takers:
+        # The partition of a simulation: node ids differ between engines.
+        config, node = taker.context.node_config, taker.context.node_id
+        number = int(config.get("partition-id", node))
+        source = taker.randomness.for_step(number, step.number)
+        draws.append(Draw(taker.dataset, taker.plan, source))
+    return private_gradients(client.gradients, draws, client.weight_decay)
 
 
-def _gradients(
-    asks: Sequence[Ask], group: list[tuple[int, Step]]
-) -> list[Vector | RefusedError]:
-    """Return the private gradients of a group; where that fails, of each alone."""
-    client, parameters, _ = asks[group[0][0]]
-    prepared = client.prepared
-
-    def compute(some: list[tuple[int, Step]]) -> list[Vector]:
-        prepared.load(parameters)
-        draws = [asks[i].client.draw(step) for i, step in some]
-        return private_gradients(prepared.gradients, draws, client.weight_decay)
-
-    together = _guarded(compute, group)
-    if not isinstance(together, RefusedError):
-        return [*together]
-    alone: list[list[Vector] | RefusedError] = [together]
-    if len(group) > 1:
-        alone = [_guarded(compute, [one]) for one in group]
-    return [one if isinstance(one, RefusedError) else one[0] for one in alone]
-
-
-def _guarded(
-    function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-) -> T | RefusedError:
-    """Return what a function returns, or why the client refuses: no text of others."""
-    try:
-        return function(*args, **kwargs)
-    except RefusedError as error:
-        return error
-    except BudgetExhausted:
-        refusal = "the privacy budget of this node is spent; nothing was released"
-    except LedgerError as error:
-        log(ERROR, "%s", error)
-        refusal = "the privacy ledger of this node cannot be used"
-    except (PrivateDataError, UnsupportedModelError) as error:
-        refusal = str(error)
-    except Exception as error:
-        log(ERROR, "The step failed", exc_info=error)
-        refusal = "the step failed; the log of this node says why"
-    # Outside the handlers, so that no cause is attached.
-    return RefusedError(refusal)
+def finish(client: SafeDSHBClient, step: Step, gradient: Vector) -> Arrays:
+    """Update the momentum with a private gradient, (d,), keep it and return it."""
+    past = recall(step.session, step.number, client.context, client.ledger)
+    # Line 4: m_t = beta m_{t-1} + (1 - beta) g~_t.
+    exact = np.multiply(gradient, 1.0 - step.momentum, dtype=np.float64)
+    exact += step.momentum * past.momentum
+    momentum = exact.astype(np.float32)
+    keep(step, momentum, past, client.context, client.ledger)
+    return client.arrays.split(momentum)

@@ -11,8 +11,9 @@ from functools import lru_cache
 
 import numpy as np
 from flwr.app import Array
-from flwr.common.constant import SType
 from numpy.typing import NDArray
+
+from flwr_safedshb.flower.compat import SType, plain_array
 
 # The start of version 1.0, which is what numpy writes for plain arrays; two bytes
 # follow with the length of the header.
@@ -67,15 +68,7 @@ def encode(values: NDArray[np.generic]) -> Array:
     """Return the same as ``Array(values)``."""
     values = np.ascontiguousarray(values).reshape(values.shape)
     header, dtype = _written(values.shape, values.dtype.str)
-    # Its own constructor takes longer than all the rest of a small array's way.
-    array = Array.__new__(Array)
-    array.__dict__.update(
-        dtype=dtype,
-        shape=values.shape,
-        stype=SType.NUMPY,
-        data=header + values.tobytes(),
-    )
-    return array
+    return plain_array(dtype, values.shape, header + values.tobytes())
 
 
 @lru_cache(maxsize=256)

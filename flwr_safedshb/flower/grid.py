@@ -13,11 +13,16 @@ from logging import WARNING
 
 import httpx
 from flwr.app import Message, RecordDict
+from flwr.common import log
 from flwr.serverapp import Grid
-from flwr.supercore import log
-from flwr.supercore.run import Run
+
+from flwr_safedshb.flower.compat import Run, is_flowers_simulation
 
 _POLL_SECONDS = 3.0
+
+
+class SimulatedGrid(Grid):
+    """A Grid whose nodes are simulated here, so that no stranger is among them."""
 
 
 class WrappedGrid(Grid):
@@ -65,6 +70,18 @@ class WrappedGrid(Grid):
     ) -> Iterable[Message]:
         """Send messages and wait for their replies."""
         return self.grid.send_and_receive(messages, timeout=timeout)
+
+
+def innermost(grid: Grid) -> Grid:
+    """Return the Grid inside Grids that wrap others."""
+    while isinstance(grid, WrappedGrid):
+        grid = grid.grid
+    return grid
+
+
+def is_simulated(grid: Grid) -> bool:
+    """Whether the nodes are known to be simulated; of other Grids nothing is known."""
+    return isinstance(grid, SimulatedGrid) or is_flowers_simulation(grid)
 
 
 class CarefulGrid(WrappedGrid):

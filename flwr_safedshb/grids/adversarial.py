@@ -5,15 +5,19 @@ So every Flower strategy can be attacked unchanged, and no strategy holds attack
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
 from flwr_safedshb.attacks.base import Aggregate, Floats
-from flwr_safedshb.flower.compat import flattened, replaced
+from flwr_safedshb.exchange.arrays import read
+from flwr_safedshb.flower import codec
+from flwr_safedshb.flower.compat import copied, number, refilled, same
 from flwr_safedshb.flower.grid import WrappedGrid
 
 # From honest vectors of shape (h, d), by node id, to f vectors; an `Attack` is one.
@@ -121,7 +125,7 @@ class AdversarialGrid(WrappedGrid):
             if training and message.metadata.dst_node_id in malicious:
                 self._intercepted += 1
                 message_id = f"intercepted-{self._intercepted}"
-                message.metadata.__dict__["_message_id"] = message_id
+                number(message, message_id)
                 step.intercepted[message_id] = message
             else:
                 passed.append(message)
@@ -143,8 +147,7 @@ class AdversarialGrid(WrappedGrid):
         sent = self._attack(vectors, len(asked), self._rng, self._aggregate)
         for message, vector in zip(asked, sent, strict=True):
             reply = Message(replaced(honest[0].content, vector), reply_to=message)
-            message_id = f"{message.metadata.message_id}-reply"
-            reply.metadata.__dict__["_message_id"] = message_id
+            number(reply, f"{message.metadata.message_id}-reply")
             yield reply
 
 
@@ -156,3 +159,29 @@ class _Step:
     intercepted: dict[str, Message] = field(default_factory=dict)
     replies: list[Message] = field(default_factory=list)
     done: bool = False
+
+
+def flattened(content: RecordDict) -> NDArray[np.float64]:
+    """Return all arrays of the first ArrayRecord as one vector, (d,)."""
+    record = next(iter(content.array_records.values()))
+    layers = [layer.reshape(-1) for layer in read(record)]
+    return np.concatenate(layers, dtype=np.float64)
+
+
+def replaced(content: RecordDict, vector: NDArray[np.floating]) -> RecordDict:
+    """Return a copy whose first ArrayRecord holds the values of `vector`, (d,)."""
+    key, record = next(iter(content.array_records.items()))
+    arrays = {}
+    start = 0
+    for name, array in record.items():
+        (shape, _, dtype), _ = codec.split(array)
+        size = math.prod(shape)
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = vector[start : start + size].astype(dtype).reshape(shape)
+        # What a NumPyClient sends declares neither shape nor dtype.
+        arrays[name] = same(array)
+        arrays[name].data = codec.encode(values).data
+        start += size
+    copy = copied(content)
+    copy[key] = refilled(record, arrays)
+    return copy

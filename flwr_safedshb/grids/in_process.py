@@ -14,12 +14,18 @@ from logging import ERROR
 import numpy as np
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
-from flwr.serverapp import Grid
-from flwr.supercore import log
-from flwr.supercore.run import Run
+from flwr.common import log
 
-from flwr_safedshb.flower.compat import copied, delivered, identify
+from flwr_safedshb.flower.compat import (
+    SUPERLINK_NODE_ID,
+    ErrorCode,
+    Run,
+    copied,
+    delivered,
+    identify,
+    number,
+)
+from flwr_safedshb.flower.grid import SimulatedGrid
 from flwr_safedshb.grids.adversarial import AdversarialGrid
 
 __all__ = ["AdversarialGrid", "InProcessGrid"]
@@ -27,7 +33,7 @@ __all__ = ["AdversarialGrid", "InProcessGrid"]
 NodeConfig = Callable[[int], UserConfig]
 
 
-class InProcessGrid(Grid):
+class InProcessGrid(SimulatedGrid):
     """Run a ClientApp on nodes that live in this process.
 
     Each node has one Context that lasts as long as the grid. As in Flower's other
@@ -155,7 +161,7 @@ class InProcessGrid(Grid):
     def number(self, message: Message) -> None:
         """Give a message the id that another engine's SuperLink would give it."""
         self._sent += 1
-        message.metadata.__dict__["_message_id"] = f"{self._run.run_id}-{self._sent}"
+        number(message, f"{self._run.run_id}-{self._sent}")
 
     def working_context(self, message: Message) -> Context | None:
         """Return a copy of a node's Context, or None if there is no such node."""
@@ -206,7 +212,7 @@ class InProcessGrid(Grid):
             reply = Message(Error(code, reason), reply_to=message)
         else:
             self._contexts[node_id].state = state
-        reply.metadata.__dict__["_message_id"] = f"{message.metadata.message_id}-reply"
+        number(reply, f"{message.metadata.message_id}-reply")
         return reply
 
 

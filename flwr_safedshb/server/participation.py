@@ -1,4 +1,8 @@
-"""Which nodes take part in a round, and how many adversaries may be among them."""
+"""Which nodes take part in a round, and how many adversaries may be among them.
+
+That at most f nodes are adversarial says nothing where anybody may join: one machine
+can be any number of nodes. `warn_of_strangers` is about that.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from logging import INFO
+from logging import INFO, WARNING
 
 import numpy as np
+from flwr.common import log
 from flwr.serverapp import Grid
-from flwr.supercore import log
+
+from flwr_safedshb.flower.compat import lacks_tls
+from flwr_safedshb.flower.grid import innermost, is_simulated
 
 _POLL_SECONDS = 1.0
+_REMEDY = "start it with TLS and --enable-supernode-auth, and register the nodes' keys"
 
 
 @dataclass(frozen=True)
@@ -153,3 +161,42 @@ def malicious_bound(
         if tail <= allowed:
             return k
     return min(num_malicious, chosen)
+
+
+def warn_of_strangers(grid: Grid, f: int, authenticated: bool) -> None:
+    """Warn, once and loudly, if strangers may be among the nodes.
+
+    A strategy sees one half of it: authentication needs TLS, so a SuperLink without TLS
+    has none. For the other half there is only the user's word. Simulated nodes are no
+    strangers; whatever Grid is not known to simulate its nodes is taken for a network.
+
+    Parameters
+    ----------
+    grid : Grid
+        What the run's messages go through.
+    f : int
+        The bound on the adversaries, above 0.
+    authenticated : bool
+        The user's word that the SuperLink admits registered nodes only.
+    """
+    inside = innermost(grid)
+    if is_simulated(inside):
+        return
+    if lacks_tls(inside):
+        log(
+            WARNING,
+            "ANYONE CAN JOIN: the SuperLink has no TLS and so no authentication, one "
+            "machine can be any number of nodes, and num_malicious_nodes=%d means "
+            "nothing; %s",
+            f,
+            _REMEDY,
+        )
+    elif not authenticated:
+        log(
+            WARNING,
+            "CAN ANYONE JOIN? A strategy cannot see it, and num_malicious_nodes=%d "
+            "means nothing if the SuperLink admits nodes without registered keys: %s, "
+            "then say so with authenticated_nodes=True",
+            f,
+            _REMEDY,
+        )

@@ -35,22 +35,23 @@ class Constant:
     momentum: float
 
 
-def learning_rate_at(schedule: Schedule, step: int) -> float:
-    """Return gamma_t, or say why it cannot be one."""
-    value = _value(schedule, step)
-    if not (math.isfinite(value) and value > 0.0):
+def rates_at(
+    learning_rate: Schedule, momentum: Schedule, step: int
+) -> tuple[float, float]:
+    """Return gamma_t and the beta that clients use in step t, or say what is wrong.
+
+    The listing of Algorithm 1 has beta_{t-1} in step t, and leaves beta_{-1} open; it
+    is beta_0 here.
+    """
+    gamma, before = _value(learning_rate, step), max(step - 1, 0)
+    if not (math.isfinite(gamma) and gamma > 0.0):
         raise ValueError(
-            f"server_learning_rate={value} at step {step} must be finite and above 0"
+            f"server_learning_rate={gamma} at step {step} must be finite and above 0"
         )
-    return value
-
-
-def momentum_at(schedule: Schedule, step: int) -> float:
-    """Return beta_t, or say why it cannot be one."""
-    value = _value(schedule, step)
-    if not 0.0 <= value < 1.0:
-        raise ValueError(f"momentum={value} at step {step} must lie in [0, 1)")
-    return value
+    beta = _value(momentum, before)
+    if not 0.0 <= beta < 1.0:
+        raise ValueError(f"momentum={beta} at step {before} must lie in [0, 1)")
+    return gamma, beta
 
 
 def _value(schedule: Schedule, step: int) -> float:

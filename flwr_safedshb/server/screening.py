@@ -9,14 +9,18 @@ and metrics that a client reports are not read at all. No reply makes this raise
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from logging import INFO, WARNING
 from typing import Literal
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common import log
 from numpy.typing import NDArray
 
+from flwr_safedshb.exchange.arrays import Template
 from flwr_safedshb.flower import codec
 
 Reason = Literal[
@@ -40,6 +44,8 @@ DTYPE = np.dtype("<f4")
 # examples, a NumPyClient that, its metrics and its status.
 _MAX_METRIC_RECORDS = 1
 _MAX_CONFIG_RECORDS = 2
+# Characters of a node's own words in the log.
+_MAX_WORDS = 300
 
 
 @dataclass(frozen=True)
@@ -71,59 +77,87 @@ class Accepted:
 
 
 @dataclass(frozen=True)
-class Template:
-    """Names and shapes of a model's arrays, as every reply must have them."""
+class Screened:
+    """Replies that passed, with their nodes, and how many did not, by reason."""
 
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
+    accepted: list[tuple[int, Accepted]]
+    excluded: Counter[Reason]
 
-    @classmethod
-    def of(cls, arrays: ArrayRecord) -> Template:
-        """Return the template of a model that the server holds itself."""
-        shapes = tuple(array.numpy().shape for array in arrays.values())
-        return cls(tuple(arrays), shapes)
+    @property
+    def proven(self) -> int:
+        """How many replies only an adversary sends."""
+        return sum(
+            count
+            for reason, count in self.excluded.items()
+            if Excluded(reason).is_proof
+        )
 
-    def screen(self, reply: Message) -> Accepted | Excluded:
-        """Return the layers of a reply, or the reason why it is excluded."""
-        try:
-            return self._screen(reply)
-        except Exception:  # whatever a reply may hold, it is the client's fault alone
-            return Excluded("malformed")
 
-    def _screen(self, reply: Message) -> Accepted | Excluded:
-        if reply.has_error():
-            return Excluded("error")
-        records = list(reply.content.values())
-        arrays = [record for record in records if isinstance(record, ArrayRecord)]
-        if not arrays:
-            return Excluded("no-arrays")
-        if (
-            len(arrays) > 1
-            or _count(records, MetricRecord) > _MAX_METRIC_RECORDS
-            or _count(records, ConfigRecord) > _MAX_CONFIG_RECORDS
-        ):
-            return Excluded("extra-record")
-        ordered = self._ordered(arrays[0])
-        if ordered is None:
-            return Excluded("wrong-keys")
-        sizes = [math.prod(shape) * DTYPE.itemsize for shape in self.shapes]
-        for array, size in zip(ordered, sizes, strict=True):
-            if len(array.data) > codec.MAX_OVERHEAD + size:
-                return Excluded("too-large")
-        layers = []
-        for array, shape in zip(ordered, self.shapes, strict=True):
-            layer = _decoded(array, shape)
-            if isinstance(layer, Excluded):
-                return layer
-            layers.append(layer)
-        return Accepted(layers, tuple(array.data for array in ordered))
+def screen_all(
+    template: Template, sent: Mapping[str, int], replies: Iterable[Message]
+) -> Screened:
+    """Screen the replies to messages whose ids and nodes are `sent`.
 
-    def _ordered(self, record: ArrayRecord) -> list[Array] | None:
-        """Return the arrays in the model's order; a NumPyClient numbers them."""
-        for names in (self.names, tuple(map(str, range(len(self.names))))):
-            if record.keys() == set(names):
-                return [record[name] for name in names]
-        return None
+    What passes is ordered by content: node ids and the order of arrival are accidents
+    of an engine, and rounding in a sum depends on its order.
+    """
+    waiting = dict(sent)
+    accepted: list[tuple[int, Accepted]] = []
+    excluded: Counter[Reason] = Counter()
+    for reply in replies:
+        # A reply that says a node was lost does not come from that node.
+        node = waiting.pop(reply.metadata.reply_to_message_id, None)
+        if node is None:
+            log(WARNING, "\t> A reply to nothing that was sent in this round: ignored")
+            continue
+        result = screen(template, reply)
+        if isinstance(result, Accepted):
+            accepted.append((node, result))
+            continue
+        excluded[result.reason] += 1
+        log(INFO, "\t> Node %d is excluded: %s%s", node, result.reason, _told(reply))
+    if waiting:
+        excluded["missing"] = len(waiting)
+        log(INFO, "\t> No reply from %s", ", ".join(map(str, waiting.values())))
+    accepted.sort(key=lambda pair: pair[1].encoded)
+    return Screened(accepted, excluded)
+
+
+def screen(template: Template, reply: Message) -> Accepted | Excluded:
+    """Return the layers of a reply, or the reason why it is excluded."""
+    try:
+        return _screened(template, reply)
+    except Exception:  # whatever a reply may hold, it is the client's fault alone
+        return Excluded("malformed")
+
+
+def _screened(template: Template, reply: Message) -> Accepted | Excluded:
+    if reply.has_error():
+        return Excluded("error")
+    records = list(reply.content.values())
+    arrays = [record for record in records if isinstance(record, ArrayRecord)]
+    if not arrays:
+        return Excluded("no-arrays")
+    if (
+        len(arrays) > 1
+        or _count(records, MetricRecord) > _MAX_METRIC_RECORDS
+        or _count(records, ConfigRecord) > _MAX_CONFIG_RECORDS
+    ):
+        return Excluded("extra-record")
+    ordered = template.ordered(arrays[0])
+    if ordered is None:
+        return Excluded("wrong-keys")
+    sizes = [math.prod(shape) * DTYPE.itemsize for shape in template.shapes]
+    for array, size in zip(ordered, sizes, strict=True):
+        if len(array.data) > codec.MAX_OVERHEAD + size:
+            return Excluded("too-large")
+    layers = []
+    for array, shape in zip(ordered, template.shapes, strict=True):
+        layer = _decoded(array, shape)
+        if isinstance(layer, Excluded):
+            return layer
+        layers.append(layer)
+    return Accepted(layers, tuple(array.data for array in ordered))
 
 
 def _decoded(array: Array, shape: tuple[int, ...]) -> NDArray[np.float32] | Excluded:
@@ -139,3 +173,13 @@ def _decoded(array: Array, shape: tuple[int, ...]) -> NDArray[np.float32] | Excl
 
 def _count(records: Sequence[object], kind: type) -> int:
     return sum(isinstance(record, kind) for record in records)
+
+
+def _told(reply: Message) -> str:
+    """Return the words of a node that refuses or fails, fit for one line of a log."""
+    words = getattr(reply.error, "reason", "") if reply.has_error() else ""
+    if not isinstance(words, str) or not words:
+        return ""
+    # The node may be hostile, and a terminal obeys some characters.
+    plain = "".join(c if c.isprintable() else " " for c in words[:_MAX_WORDS])
+    return f": {plain}{'...' if len(words) > _MAX_WORDS else ''}"

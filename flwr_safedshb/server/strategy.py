@@ -1,7 +1,7 @@
 """Safe-DSHB, the server's half, as a Flower strategy.
 
 Allouah, Guerraoui, Gupta, Pinot, Stephan: "On the Privacy-Robustness-Utility Trilemma
-in Distributed Learning", ICML 2023, Algorithm 1. Clients send momenta of private
+in Distributed Learning", ICML 2023, Algorithm 1. Clients send momentums of private
 gradients; the server aggregates them robustly and takes a step:
 theta_{t+1} = theta_t - gamma_t R_t.
 """
@@ -24,12 +24,13 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
+from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
-from flwr.supercore import log
 
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.aggregation.rule import Rule
+from flwr_safedshb.exchange.arrays import Template
 from flwr_safedshb.flower.compat import refilled
 from flwr_safedshb.flower.grid import CarefulGrid
 from flwr_safedshb.server.checkpoint import (
@@ -41,11 +42,16 @@ from flwr_safedshb.server.checkpoint import (
     past_of,
     save,
 )
-from flwr_safedshb.server.participation import Cohort, Participation, wait_for_nodes
-from flwr_safedshb.server.round import conclude, medians, screen_all, stepped
-from flwr_safedshb.server.schedules import Schedule, learning_rate_at, momentum_at
-from flwr_safedshb.server.screening import Template
-from flwr_safedshb.server.strangers import warn_of_strangers
+from flwr_safedshb.server.evaluation import evaluation_content, medians
+from flwr_safedshb.server.participation import (
+    Cohort,
+    Participation,
+    wait_for_nodes,
+    warn_of_strangers,
+)
+from flwr_safedshb.server.round import Round, conclude
+from flwr_safedshb.server.schedules import Schedule, rates_at
+from flwr_safedshb.server.summary import log_settings
 
 Output = Literal["last", "uniform"]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -74,7 +80,7 @@ class SafeDSHB(FedAvg):
     Parameters
     ----------
     aggregation : Rule
-        F, how the momenta are aggregated.
+        F, how the momentums are aggregated.
     num_malicious_nodes : int
         f, how many nodes may send anything.
     server_learning_rate : float or callable of the step
@@ -181,37 +187,12 @@ class SafeDSHB(FedAvg):
         self._progress: Progress | None = None
         self._offset = 0
         self._template: Template | None = None
-        self._cohort = Cohort([], num_malicious_nodes, 1.0)
-        self._sent: list[Message] = []
+        self._round: Round | None = None
         self._ttl: float | None = None
 
     def summary(self) -> None:
         """Log the settings of the strategy."""
-        part = self.participation
-        log(INFO, "\t├──> Safe-DSHB settings:")
-        log(INFO, "\t│\t├── Aggregation: %s", self.aggregation)
-        log(INFO, "\t│\t├── Number of malicious nodes: %d", self.num_malicious_nodes)
-        log(INFO, "\t│\t├── Server learning rate: %s", self.server_learning_rate)
-        log(INFO, "\t│\t├── Momentum: %s", self.momentum)
-        log(INFO, "\t│\t├── Output: %s", self.output)
-        log(INFO, "\t│\t└── Checkpoint: %s", self.checkpoint or "none")
-        log(INFO, "\t├──> Sampling:")
-        log(
-            INFO,
-            "\t│\t├── Fraction: train (%.2f) | evaluate (%.2f)",
-            part.fraction,
-            self.fraction_evaluate,
-        )
-        log(
-            INFO,
-            "\t│\t└── Minimum nodes: train (%d) | available (%d), within %g s",
-            part.min_train_nodes,
-            part.min_available_nodes,
-            part.node_timeout,
-        )
-        log(INFO, "\t└──> Keys in records:")
-        log(INFO, "\t\t├── ArrayRecord key: '%s'", self.arrayrecord_key)
-        log(INFO, "\t\t└── ConfigRecord key: '%s'", self.configrecord_key)
+        log_settings(self)
 
     def start(
         self,
@@ -272,10 +253,10 @@ class SafeDSHB(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Send theta_t, the step and beta to the nodes (Alg. 1, line 1)."""
-        progress = self._progress
-        if progress is None:
+        progress, template = self._progress, self._template
+        if progress is None or template is None:
             progress = self._fresh(arrays, server_round, {})
-            self._begin(progress)
+            template = self._begin(progress)
         step = progress.step = server_round + self._offset - 1
         progress.arrays = arrays
         if self.output == "uniform" and step == self._output_index(progress):
@@ -283,15 +264,16 @@ class SafeDSHB(FedAvg):
         due = step % self.checkpoint_every == 0
         if due and step > self._offset:
             self._save(progress)
-        self._cohort = self._gather(grid, step)
-        log(INFO, "configure_train: %s", self._cohort)
-        # These and the metrics are of known types; Flower's checks of every entry take
-        # a twentieth of a small round.
+        cohort = self._gather(grid, step)
+        log(INFO, "configure_train: %s", cohort)
+        rate, momentum = self._rates(step)
+        # These are of known types; Flower's checks of every entry take a twentieth of a
+        # small round.
         entries = {
             **config,
             "server-round": step + 1,
             "step": step,
-            "momentum": self._rates(step)[1],
+            "momentum": momentum,
             "session": progress.session,
             # The step before this one may have to be taken up again.
             "anchor": due,
@@ -300,38 +282,28 @@ class SafeDSHB(FedAvg):
         content = RecordDict(
             {self.arrayrecord_key: arrays, self.configrecord_key: asked}
         )
-        self._sent = self._messages(content, self._cohort.nodes, MessageType.TRAIN)
-        return self._sent
+        messages = self._messages(content, cohort.nodes, MessageType.TRAIN)
+        self._round = Round(
+            arrays, template, messages, cohort.num_malicious, rate, momentum
+        )
+        return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Screen and aggregate momenta, and take a step (Alg. 1, lines 5 and 6)."""
+        """Screen and aggregate momentums, and take a step (Alg. 1, lines 5 and 6)."""
         progress = self._progress
-        if progress is None or self._template is None:
+        if progress is None or self._round is None:
             raise RuntimeError(
                 "aggregate_train needs configure_train to come before it"
             )
-        sent = {m.metadata.message_id: m.metadata.dst_node_id for m in self._sent}
-        screened = screen_all(self._template, sent, replies)
-        outcome = conclude(self.aggregation, self._cohort.num_malicious, screened)
-        rate, momentum = self._rates(progress.step)
-        arrays = None
-        if outcome.direction is not None:
-            arrays = stepped(progress.arrays, outcome.direction, rate)
-            if arrays is None:
-                log(WARNING, "Round skipped: the step would leave the range of numbers")
-        findings = {
-            **outcome.metrics,
-            "skipped": int(arrays is None),
-            "learning-rate": rate,
-            "momentum": momentum,
-        }
-        metrics = refilled(MetricRecord(), findings)
+        outcome = conclude(self._round, self.aggregation, replies)
+        metrics = refilled(MetricRecord(), outcome.metrics)
         progress.step += 1
-        progress.arrays = progress.arrays if arrays is None else arrays
+        if outcome.arrays is not None:
+            progress.arrays = outcome.arrays
         progress.train[progress.step] = metrics
-        return arrays, metrics
+        return outcome.arrays, metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -343,10 +315,9 @@ class SafeDSHB(FedAvg):
         nodes = wait_for_nodes(grid, self.min_evaluate_nodes, timeout)
         size = int(len(nodes) * self.fraction_evaluate)
         asked = ConfigRecord({**config, "server-round": server_round + self._offset})
-        # A NumPyClient expects other keys here; for others they stay as they are.
-        keys = (self.arrayrecord_key, self.configrecord_key)
-        arrays_key, config_key = (k.replace("fitins.", "evaluateins.") for k in keys)
-        content = RecordDict({arrays_key: arrays, config_key: asked})
+        content = evaluation_content(
+            arrays, asked, self.arrayrecord_key, self.configrecord_key
+        )
         chosen = nodes[: max(size, self.min_evaluate_nodes)]
         return self._messages(content, chosen, MessageType.EVALUATE)
 
@@ -395,11 +366,12 @@ class SafeDSHB(FedAvg):
             secrets.token_hex(8), self.seed, num_rounds, 0, arrays, settings=settings
         )
 
-    def _begin(self, progress: Progress) -> None:
+    def _begin(self, progress: Progress) -> Template:
         self._progress = progress
         self._offset = progress.step
-        self._template = Template.of(progress.arrays)
+        self._template = template = Template.of(progress.arrays)
         self.seed = progress.seed
+        return template
 
     def _save(self, progress: Progress) -> None:
         if self.checkpoint is not None:
@@ -440,7 +412,5 @@ class SafeDSHB(FedAvg):
         return found
 
     def _rates(self, step: int) -> tuple[float, float]:
-        """Return gamma_t and the beta that clients use in step t, beta_{t-1}."""
-        rate = learning_rate_at(self.server_learning_rate, step)
-        # The listing leaves beta_{-1} open; it is beta_0 here.
-        return rate, momentum_at(self.momentum, max(step - 1, 0))
+        """Return gamma_t and the beta that clients use in step t."""
+        return rates_at(self.server_learning_rate, self.momentum, step)

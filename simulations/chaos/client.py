@@ -23,6 +23,7 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 
+from flwr_safedshb.flower.compat import redirect
 from simulations.chaos.problem import DIMENSION, EXAMPLES, HOSTILE
 from simulations.chaos.trace import note
 
@@ -89,8 +90,7 @@ def _replayed(message: Message, context: Context) -> Message:
     content = _content(context.state.array_records[_ARRAYS])
     reply = Message(content, reply_to=message)
     before = context.state.config_records[_SENT]["to"]
-    # Flower's own constructor would not write a wrong id.
-    reply.metadata.__dict__["_reply_to_message_id"] = before
+    redirect(reply, str(before))
     return reply
 
 

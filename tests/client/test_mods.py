@@ -1,10 +1,12 @@
 """Mods that spoil a reply are refused, wherever they are, before anything is spent."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.client import Client
 from flwr.client import mod as client_mods
 from flwr.clientapp import ClientApp
 from flwr.clientapp import mod as clientapp_mods
@@ -17,7 +19,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import (
 
 from flwr_safedshb.client.client import RefusedError, SafeDSHBClient, client_app
 from flwr_safedshb.flower.compat import identify
-from tests.client.test_client import THETA, ledger, make, node
+from tests.clients import THETA, ledger, make, node
 
 LEGACY = ("fitins.parameters", "fitins.config")
 MESSAGE = ("arrays", "config")
@@ -39,9 +41,9 @@ SPOILING: dict[str, Mod] = {
     "of NumPyClients: LocalDpMod": client_mods.LocalDpMod(1.0, 1.0, 1.0, 1e-5),
     "of NumPyClients: fixedclipping_mod": client_mods.fixedclipping_mod,
     "of NumPyClients: adaptiveclipping_mod": client_mods.adaptiveclipping_mod,
-    "subclass of LocalDpMod": Named(1.0, 1.0, 1.0, 1e-5),
+    "subclass of LocalDpMod, Named": Named(1.0, 1.0, 1.0, 1e-5),
     "secaggplus_mod": client_mods.secaggplus_mod,
-    "secagg_mod, which is secaggplus_mod": client_mods.secagg_mod,
+    "secagg_mod": client_mods.secagg_mod,
 }
 
 
@@ -110,3 +112,37 @@ def test_mods_that_only_look_are_welcome(tmp_path: Path) -> None:
     assert outer(mods)(message(MESSAGE), node(tmp_path)).has_content()
     assert legacy(mods)(message(LEGACY), node(tmp_path)).has_content()
     assert len(ledger(tmp_path).charges()) == 2
+
+
+def looking(
+    message: Message, context: Context, call_next: ClientAppCallable
+) -> Message:
+    return call_next(message, context)
+
+
+class Counting:
+    """A mod that is an object."""
+
+    def __call__(
+        self, message: Message, context: Context, call_next: ClientAppCallable
+    ) -> Message:
+        return call_next(message, context)
+
+
+@pytest.mark.parametrize("mod", [looking, Counting(), partial(looking)])
+def test_mods_that_nobody_knows_are_refused_until_they_are_named(
+    mod: Mod, tmp_path: Path
+) -> None:
+    def app(*trusted: Mod) -> ClientApp:
+        def trusting(context: Context) -> Client:
+            return make(context, trusted_mods=trusted).to_client()
+
+        return ClientApp(client_fn=trusting, mods=[mod])
+
+    with pytest.raises(RefusedError, match="is no mod that is known to leave the"):
+        app()(message(LEGACY), node(tmp_path))
+    with pytest.raises(RefusedError, match="name it in trusted_mods"):
+        app(Counting())(message(LEGACY), node(tmp_path))
+    assert not ledger(tmp_path).charges()
+    assert app(mod)(message(LEGACY), node(tmp_path)).has_content()
+    assert len(ledger(tmp_path).charges()) == 1

@@ -8,12 +8,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from flwr_safedshb.server.schedules import (
-    Constant,
-    Rates,
-    learning_rate_at,
-    momentum_at,
-)
+from flwr_safedshb.server.schedules import Constant, Rates, rates_at
 from flwr_safedshb.theory import NonConvex, StronglyConvex
 from simulations.app import composed, federation, untrained
 from simulations.engines import run
@@ -29,13 +24,14 @@ def rates_of(overrides: str) -> tuple[Rates, DictConfig]:
 
 
 def test_constants_and_functions_of_the_step() -> None:
-    assert learning_rate_at(0.5, 7) == 0.5
-    assert learning_rate_at(lambda step: 1 / (step + 1), 3) == 0.25
-    assert momentum_at(lambda step: step / 10, 9) == 0.9
+    assert rates_at(0.5, 0.25, 7) == (0.5, 0.25)
+    # Clients use beta_{t-1} in step t, and beta_0 in step 0.
+    assert rates_at(lambda t: 1 / (t + 1), lambda t: t / 10, 3) == (0.25, 0.2)
+    assert rates_at(1.0, lambda t: (t + 1) / 10, 0) == (1.0, 0.1)
     with pytest.raises(ValueError, match=r"server_learning_rate=0\.0 at step 2"):
-        learning_rate_at(lambda step: 2.0 - step, 2)
+        rates_at(lambda t: 2.0 - t, 0.5, 2)
     with pytest.raises(ValueError, match=r"momentum=1\.0 at step 10 must lie in"):
-        momentum_at(lambda step: step / 10, 10)
+        rates_at(1.0, lambda t: t / 10, 11)
 
 
 def test_the_default_is_that_of_the_papers_experiments() -> None:

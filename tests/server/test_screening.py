@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 
+from flwr_safedshb.exchange.arrays import Template
 from flwr_safedshb.flower.compat import identify
-from flwr_safedshb.server.screening import Accepted, Excluded, Template
+from flwr_safedshb.server import screening
+from flwr_safedshb.server.screening import Accepted, Excluded
 from tests.replies import KINDS, Layers, record, with_arrays
 
 SHAPES = ((2, 17), (3,), ())
@@ -29,7 +31,8 @@ def instruction() -> Message:
 
 
 def screen(content: RecordDict) -> Accepted | Excluded:
-    return Template.of(model()).screen(Message(content, reply_to=instruction()))
+    reply = Message(content, reply_to=instruction())
+    return screening.screen(Template.of(model()), reply)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,7 +71,7 @@ def test_fortran_order_is_read_as_such() -> None:
 
 def test_errors_and_silence_prove_nothing() -> None:
     failed = Message(Error(2, "reason"), reply_to=instruction())
-    result = Template.of(model()).screen(failed)
+    result = screening.screen(Template.of(model()), failed)
     assert result == Excluded("error")
     assert not Excluded("error").is_proof
     assert not Excluded("missing").is_proof
@@ -81,7 +84,7 @@ def test_objects_that_are_no_records_are_malformed() -> None:
     assert screen(with_arrays(arrays)) == Excluded("malformed")
     nothing = Message(RecordDict(), reply_to=instruction())
     nothing.__dict__["_content"] = None
-    assert Template.of(model()).screen(nothing) == Excluded("malformed")
+    assert screening.screen(Template.of(model()), nothing) == Excluded("malformed")
 
 
 def test_equal_layers_are_encoded_equally() -> None:

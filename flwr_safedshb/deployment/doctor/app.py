@@ -11,9 +11,9 @@ from typing import cast
 
 from flwr.app import Context, RecordDict, UserConfig, UserConfigValue
 from flwr.clientapp import ClientApp
-from flwr.common.config import flatten_dict
 
 from flwr_safedshb.client.client import ClientFn, PrivateClientApp, SafeDSHBClient
+from flwr_safedshb.flower.compat import flat_config
 
 
 def read_node_config(path: Path) -> UserConfig:
@@ -22,7 +22,7 @@ def read_node_config(path: Path) -> UserConfig:
         found = tomllib.loads(path.read_text())
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is no TOML file: {error}") from error
-    return flatten_dict(found)
+    return flat_config(found)
 
 
 def read_app(folder: Path) -> tuple[str, UserConfig]:
@@ -38,7 +38,7 @@ def read_app(folder: Path) -> tuple[str, UserConfig]:
         component = str(app["components"]["clientapp"])
     except (KeyError, TypeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{path} names no clientapp of a Flower app") from error
-    return component, flatten_dict(app.get("config", {}))
+    return component, flat_config(app.get("config", {}))
 
 
 def load_client_fn(name: str, folder: Path) -> ClientFn:

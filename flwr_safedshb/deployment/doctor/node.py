@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flwr.app import UserConfig, UserConfigValue
-from flwr.supercore.logger import FLOWER_LOGGER
 
 from flwr_safedshb.client.client import ClientFn, SafeDSHBClient
 from flwr_safedshb.client.node import LEDGER_NAME, RefusedError
@@ -121,7 +120,7 @@ def _check_step(client: SafeDSHBClient) -> Check:
     start = time.perf_counter()
     try:
         layers = private_gradient(
-            client.prepared.gradients,
+            client.gradients,
             client.dataset,
             client.plan,
             client.randomness.for_step(0, 0),
@@ -164,7 +163,7 @@ def _heard() -> Iterator[list[str]]:
             words.append(record.getMessage())
 
     listener = Listener(logging.ERROR)
-    FLOWER_LOGGER.addHandler(listener)
+    logging.getLogger("flwr").addHandler(listener)
     # It tells of new ledgers, and the one made here is nobody's.
     makers = logging.getLogger(database.__name__)
     makers.disabled = True
@@ -172,4 +171,4 @@ def _heard() -> Iterator[list[str]]:
         yield words
     finally:
         makers.disabled = False
-        FLOWER_LOGGER.removeHandler(listener)
+        logging.getLogger("flwr").removeHandler(listener)

@@ -12,9 +12,10 @@ from flwr.superlink.grid import HttpGrid
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.attacks import SignFlip
 from flwr_safedshb.client.client import SafeDSHBClient, client_app
+from flwr_safedshb.flower.grid import WrappedGrid
 from flwr_safedshb.grids.in_process import AdversarialGrid, InProcessGrid
 from flwr_safedshb.server.strategy import SafeDSHB
-from tests.client.test_client import THETA, make
+from tests.clients import THETA, make
 from tests.federation import federation, model
 
 
@@ -60,6 +61,16 @@ def test_strangers_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     assert "authenticated_nodes=True" in warning
     attacked = AdversarialGrid(remote(insecure=True), SignFlip(), 1, SMEA())
     assert len(warnings(caplog, attacked, 1, False)) == 1
+
+
+def test_a_grid_that_nobody_knows_may_hold_strangers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # It does what a WrappedGrid does, and is none.
+    unknown = type("Unknown", (Grid,), dict(vars(WrappedGrid)))(federation(5))
+    (warning,) = warnings(caplog, unknown, 2, False)
+    assert warning.startswith("CAN ANYONE JOIN? ")
+    assert warnings(caplog, unknown, 2, True) == []
 
 
 def test_no_warning_without_a_reason(caplog: pytest.LogCaptureFixture) -> None:
