@@ -11,11 +11,11 @@ Formal guarantees
 -----------------
 - The process that forks has seen no message, no key and no example.
 - Only its own user can reach it, and it ends with the process that it serves.
+- Where the imports fail, no message is run: the program ends with the error.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -25,7 +25,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-_IMPORTED = ("flwr_safedshb.client.client", "flwr.supernode.cli.flwr_clientapp")
 _SECONDS = 1.0
 _MAX_REQUEST = 256 * 1024
 _OUTPUTS = (1, 2)
@@ -33,14 +32,15 @@ _OUTPUTS = (1, 2)
 Program = Callable[[], None]
 
 
-def flower() -> None:
-    """Be Flower's own flwr-clientapp."""
-    from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
+def flower() -> Program:
+    """Import what a client needs, and return Flower's own flwr-clientapp."""
+    import flwr_safedshb.client.client  # noqa: F401
+    from flwr_safedshb.flower.compat import client_process
 
-    flwr_clientapp()
+    return client_process()
 
 
-def start(folder: Path, served: int, program: Program = flower) -> None:
+def start(folder: Path, served: int, imported: Callable[[], Program] = flower) -> None:
     """Run the program with this process's arguments, environment and outputs.
 
     In a process that the warm one forks; for want of a warm one here, and then one is
@@ -52,8 +52,8 @@ def start(folder: Path, served: int, program: Program = flower) -> None:
         Of sockets; only this user may enter it.
     served : int
         Id of the process that has the program run.
-    program : callable
-        What to run.
+    imported : callable
+        Imports what to run, and returns it.
     """
     name, directory = f"{served}.sock", Path.cwd()
     with _socket() as link:
@@ -64,6 +64,7 @@ def start(folder: Path, served: int, program: Program = flower) -> None:
         except OSError as error:
             if isinstance(error, ConnectionRefusedError):
                 os.unlink(name)  # of a process that was killed
+            program = imported()
             if os.fork() == 0:
                 _warm_up(name, served, program)
         else:
@@ -75,14 +76,12 @@ def start(folder: Path, served: int, program: Program = flower) -> None:
 
 
 def _warm_up(name: str, served: int, program: Program) -> None:
-    """Import everything, and serve; never returns."""
+    """Serve with all that is imported; never returns."""
     try:
         # What it was started with is the first program's, and may be waited for.
         nothing = os.open(os.devnull, os.O_RDWR)
         for number in (0, *_OUTPUTS):
             os.dup2(nothing, number)
-        for module in _IMPORTED:
-            importlib.import_module(module)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forked
         with _socket() as link, suppress(OSError):  # another was faster
             # Under its name only once it listens.

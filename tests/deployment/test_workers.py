@@ -17,6 +17,11 @@ import json, os, sys
 from pathlib import Path
 from flwr_safedshb.deployment import workers
 
+def imported():
+    if "broken" in sys.argv:
+        import no_such_module
+    return program
+
 def program():
     told = {
         "pid": os.getpid(), "parent": os.getppid(), "arguments": sys.argv[1:],
@@ -27,8 +32,7 @@ def program():
     if "fail" in sys.argv:
         raise SystemExit(3)
 
-workers._IMPORTED = ("colorsys",)
-workers.start(Path(sys.argv[1]), os.getppid(), program)
+workers.start(Path(sys.argv[1]), os.getppid(), imported)
 """
 
 
@@ -113,6 +117,15 @@ def test_a_socket_without_a_process_is_made_anew(folder: Path, tmp_path: Path) -
         called(folder, log, "again")
         count += 1
     assert lines(log, count)[-1]["parent"] != server
+
+
+def test_nothing_runs_where_the_imports_fail(folder: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with pytest.raises(subprocess.CalledProcessError):
+        called(folder, log, "broken")
+    assert "No module named 'no_such_module'" in log.with_suffix(".errors").read_text()
+    assert log.read_text() == ""
+    assert not any(folder.iterdir())
 
 
 def test_it_ends_with_the_process_that_it_serves(folder: Path, tmp_path: Path) -> None:
