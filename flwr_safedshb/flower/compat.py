@@ -200,9 +200,8 @@ def _findings() -> Iterator[tuple[str, bool]]:
     arrays = ArrayRecord({"y": Array("int64", (), SType.NUMPY, b"")})
     message = Message(RecordDict({"c": config, "d": arrays}), metadata=info)  # type: ignore[call-overload]
     copy = delivered(message)
-    copied_config = copy.content["c"]
     yield "records keep their entries in _data", copy.content == message.content
-    cast(list[int], copied_config["x"]).append(3)
+    cast(list[int], copy.content["c"]["x"]).append(3)
     copy.content["e"] = ConfigRecord()
     copy.content.array_records["d"]["y"].data = b"changed"
     yield (
@@ -239,17 +238,18 @@ def check() -> None:
     ImportError
         Naming the version of Flower and what does not hold.
     """
+    wrong, cause = [], None
     try:
-        wrong = [claim for claim, holds in _findings() if not holds]
+        for claim, holds in _findings():
+            wrong += [] if holds else [f"it does not hold that {claim}"]
     except Exception as error:
-        raise ImportError(
-            f"flwr {_VERSION} is not as flwr_safedshb knows it: {error}; {_REMEDY}"
-        ) from error
+        wrong.append(f"{type(error).__name__}: {error}")
+        cause = error
     if wrong:
         raise ImportError(
-            f"flwr {_VERSION} is not as flwr_safedshb knows it, for it does not hold "
-            f"that {'; '.join(wrong)}; {_REMEDY}"
-        )
+            f"flwr {_VERSION} is not as flwr_safedshb knows it ({'; '.join(wrong)}); "
+            f"{_REMEDY}"
+        ) from cause
 
 
 check()
