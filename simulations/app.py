@@ -37,9 +37,9 @@ from flwr_safedshb.server.strategy import SafeDSHB
 from simulations.data import Examples, Federation, federated, flipped
 from simulations.data.own import load_own
 from simulations.models import build, classification_loss, evaluate, training_loss
+from simulations.overrides import CONF, plain
 from simulations.schedules import scheduled
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
 OVERRIDES = "hydra-overrides"
 
 
@@ -213,7 +213,8 @@ def _attack(cfg: DictConfig) -> Attack:
 
 
 def _overrides(given: str | None, context: Context) -> str:
-    return str(context.run_config[OVERRIDES]) if given is None else given
+    """Return what this process was given, or else what the run's message says."""
+    return plain(str(context.run_config[OVERRIDES])) if given is None else given
 
 
 server_app = make_server_app()

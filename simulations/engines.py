@@ -49,9 +49,8 @@ def run(overrides: Sequence[str], checkpoint: str | Path | None = None) -> Progr
 def in_process(overrides: str, grid_type: type[InProcessGrid] = InProcessGrid) -> None:
     """Run in this process."""
     cfg = composed(overrides)
-    run_config: dict[str, bool | float | int | str] = {OVERRIDES: overrides}
-    grid = grid_type(make_client_app(), cfg.num_nodes, run_config, cfg.seed)
-    make_server_app()(grid, grid.server_context())
+    grid = grid_type(make_client_app(overrides), cfg.num_nodes, seed=cfg.seed)
+    make_server_app(overrides)(grid, grid.server_context())
 
 
 def batched(overrides: str) -> None:

@@ -8,9 +8,10 @@ from hydra.utils import instantiate
 from flwr_safedshb.aggregation import Rule
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.server.checkpoint import Progress, load
-from simulations.app import CONF, OVERRIDES, composed, share
+from simulations.app import OVERRIDES, composed, share
 from simulations.engines import run
 from simulations.loopback import Deployment
+from simulations.overrides import CONF
 
 SMALL = ["num_nodes=4", "num_malicious_nodes=1", "steps=4", "data.num_examples=400"]
 
