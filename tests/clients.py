@@ -47,6 +47,7 @@ def node(tmp_path: Path | None = None, **config: bool | float | str) -> Context:
             "state-dir": str(tmp_path / "state"),
             "max-epsilon": 50.0,
             "delta": 1e-5,
+            "require-secure-noise": False,
             **node_config,
         }
     return Context(7, 11, node_config, RecordDict(), {})

@@ -110,6 +110,7 @@ class SafeDSHBClient(NumPyClient):
         self.plan = plan
         self.context = context
         self.weight_decay = weight_decay
+        self.max_epsilon, self.delta = max_epsilon, delta
         self.randomness = SecureRandomness() if randomness is None else randomness
         self.ledger = admit(
             context.node_config,

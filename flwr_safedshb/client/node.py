@@ -6,6 +6,7 @@ No message can change either. What a node refuses, it refuses with a `RefusedErr
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from functools import lru_cache
 from logging import ERROR
 from pathlib import Path
@@ -15,7 +16,7 @@ from flwr.common import log
 
 from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from flwr_safedshb.privacy.policy import NodePolicy, PolicyViolation
+from flwr_safedshb.privacy.policy import NodePolicy
 
 LEDGER_NAME = "safedshb.sqlite"
 # Keys of a node's config that are no rules of its policy.
@@ -40,6 +41,9 @@ def admit(
 ) -> Ledger | None:
     """Let a run in, if its plan and its budget are no weaker than the node's policy.
 
+    A node that keeps a ledger admits plans with noise only, and noise that nobody can
+    repeat, unless its own config has ``require-secure-noise=false``.
+
     Returns
     -------
     Ledger or None
@@ -53,13 +57,19 @@ def admit(
     others = (*NODE_KEYS, *node_keys)
     rules = tuple(entry for entry in config.items() if entry[0] not in others)
     policy = _policy(rules, others)
+    if "state-dir" in config and policy.require_secure_noise is None:
+        policy = replace(policy, require_secure_noise=True)
     try:
         policy.check(
             plan, max_epsilon=max_epsilon, delta=delta, secure_noise=secure_noise
         )
-    except PolicyViolation as violation:
+    except ValueError as violation:
         raise RefusedError(str(violation)) from None
     if "state-dir" in config:
+        if plan.noise_multiplier == 0:
+            raise RefusedError(
+                "the run asks for noise_multiplier=0, which no privacy budget allows"
+            )
         return _opened(str(config["state-dir"]), policy, max_epsilon, delta)
     if secure_noise:
         raise RefusedError(
@@ -67,6 +77,37 @@ def admit(
             "node's config, or use SeededRandomness for a simulation"
         )
     return None
+
+
+def keep_to_budget(
+    plan: PrivacyPlan, max_epsilon: float | None, delta: float | None, step: int
+) -> None:
+    """Refuse a step of a simulation without a ledger that its budget does not allow.
+
+    Nothing remembers the steps taken, so their number is that of the step: a simulation
+    that goes back to an earlier step repeats it, with the same noise.
+
+    Raises
+    ------
+    RefusedError
+    """
+    if max_epsilon is None:
+        return
+    if delta is None:
+        raise RefusedError(f"max_epsilon={max_epsilon:g} means nothing without delta")
+    if step >= _allowed_steps(plan, max_epsilon, delta):
+        raise RefusedError(
+            f"step {step} would exceed max_epsilon={max_epsilon:g} at delta={delta:g}; "
+            "this simulation keeps to it, though its seeded noise protects nobody"
+        )
+
+
+@lru_cache(maxsize=128)
+def _allowed_steps(plan: PrivacyPlan, max_epsilon: float, delta: float) -> int:
+    # The accountants are slow to import, and a client must start without them.
+    from flwr_safedshb.privacy.accounting import accountant
+
+    return accountant.max_steps([], plan, delta, max_epsilon)
 
 
 @lru_cache(maxsize=128)

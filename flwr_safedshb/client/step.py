@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flwr_safedshb.client.momentum import keep, recall
+from flwr_safedshb.client.node import keep_to_budget
 from flwr_safedshb.exchange.arrays import Arrays
 from flwr_safedshb.privacy.gaussian import Draw, Vector, private_gradients
 
@@ -41,6 +42,8 @@ def charge(client: SafeDSHBClient, step: Step) -> None:
     """Charge the node's ledger, so that a crash may waste budget and hides nothing."""
     if client.ledger is not None:
         client.ledger.charge(client.plan, run=step.session)
+    else:
+        keep_to_budget(client.plan, client.max_epsilon, client.delta, step.number)
 
 
 def gradients(

@@ -8,11 +8,12 @@ says everything that decides its epsilon, so nothing else in the project states 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Literal, get_args
+
+from flwr_safedshb.privacy.accounting import limits
 
 Sampling = Literal["fixed", "poisson"]
 Adjacency = Literal["replace-one", "add-remove"]
@@ -63,10 +64,11 @@ class PrivacyPlan:
     Attributes
     ----------
     clip_norm : float
-        C, the largest L2 norm of one example's gradient.
+        C, the largest L2 norm of one example's gradient; in [1e-9, 1e9].
     noise_multiplier : float
         Noise deviation in units of 2C/b, the replace-one sensitivity of the fixed-size
-        batch mean, whatever the sampler and the adjacency. 0 means no privacy.
+        batch mean, whatever the sampler and the adjacency; in [1e-6, 1e6], or 0 for no
+        privacy.
     batch_size : int
         b. Under ``poisson`` the expected size; the divisor is b in any case.
     num_examples : int
@@ -89,20 +91,13 @@ class PrivacyPlan:
     clipping: Clipping = "per-example"
 
     def __post_init__(self) -> None:
-        for name in ("clip_norm", "noise_multiplier"):
-            self._set(name, _finite(name, getattr(self, name)))
+        self._set("clip_norm", limits.CLIP_NORM.checked("clip_norm", self.clip_norm))
+        noise = self.noise_multiplier
+        if isinstance(noise, bool) or noise != 0:
+            noise = limits.NOISE_MULTIPLIER.checked("noise_multiplier", noise)
+        self._set("noise_multiplier", float(noise))
         for name in ("batch_size", "num_examples"):
-            self._set(name, _positive_integer(name, getattr(self, name)))
-        if self.clip_norm <= 0:
-            raise ValueError(
-                f"clip_norm={self.clip_norm} must be above 0; "
-                "it bounds what one example can contribute"
-            )
-        if self.noise_multiplier < 0:
-            raise ValueError(
-                f"noise_multiplier={self.noise_multiplier} must not be negative; "
-                "use 0 for a run without privacy"
-            )
+            self._set(name, _count(name, getattr(self, name)))
         if self.num_examples < self.batch_size:
             raise ValueError(
                 f"batch_size={self.batch_size} needs at least as many examples, got "
@@ -211,17 +206,9 @@ class PrivacyPlan:
         return cls.from_dict(values)
 
 
-def _finite(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise ValueError(f"{name}={value!r} must be a number")
-    if not math.isfinite(value):
-        raise ValueError(f"{name}={value!r} must be finite")
-    return float(value)
-
-
-def _positive_integer(name: str, value: object) -> int:
+def _count(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ValueError(f"{name}={value!r} must be an integer")
-    if value < 1:
-        raise ValueError(f"{name}={value!r} must be at least 1")
+    if not 1 <= int(value) <= limits.MAX_EXAMPLES:
+        raise ValueError(f"{name}={value} must lie in [1, {limits.MAX_EXAMPLES}]")
     return int(value)

@@ -7,11 +7,11 @@ change; a run that asks for less privacy is refused before any data are touched.
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Self, get_args
 
+from flwr_safedshb.privacy.accounting import limits
 from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan, Sampling
 
 Value = bool | int | float | str
@@ -42,8 +42,9 @@ class NodePolicy:
         The largest share of the examples in a batch (b/m).
     sampling, adjacency : str, optional
         The words a plan may use, separated by commas.
-    require_secure_noise : bool
-        Refuse noise that can be repeated from a seed.
+    require_secure_noise : bool, optional
+        Whether noise that can be repeated from a seed is refused. A node that keeps a
+        ledger refuses it unless this is False.
     """
 
     max_epsilon: float | None = None
@@ -53,13 +54,14 @@ class NodePolicy:
     max_sampling_rate: float | None = None
     sampling: str | None = None
     adjacency: str | None = None
-    require_secure_noise: bool = False
+    require_secure_noise: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in _NUMBERS:
+        for name, sensible in _NUMBERS.items():
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, _positive(name, value))
+                number = sensible.checked(_key(name), _number(value))
+                object.__setattr__(self, name, number)
         for name, words in _WORDS.items():
             value = getattr(self, name)
             if value is not None and not _split(value) <= words:
@@ -67,7 +69,7 @@ class NodePolicy:
                     f"{_key(name)}={value!r} must be words out of "
                     f"{', '.join(sorted(words))}, separated by commas"
                 )
-        if not isinstance(self.require_secure_noise, bool):
+        if not isinstance(self.require_secure_noise, bool | None):
             raise ValueError(
                 f"require-secure-noise={self.require_secure_noise!r} must be true or "
                 "false"
@@ -123,6 +125,8 @@ class NodePolicy:
         ------
         PolicyViolation
             Naming the first rule that is broken, its bound, and what was asked.
+        ValueError
+            If the budget that is asked for makes no sense under any policy.
         """
         for rule, asked in (
             ("max_epsilon", max_epsilon),
@@ -146,15 +150,18 @@ class NodePolicy:
                 raise _violation(rule, allowed, word)
         if self.require_secure_noise and not secure_noise:
             raise _violation("require_secure_noise", "true", "noise from a seed")
+        for name, number in (("max_epsilon", max_epsilon), ("delta", delta)):
+            if number is not None:
+                _NUMBERS[name].checked(name, number)
 
 
-_NUMBERS = (
-    "max_epsilon",
-    "delta",
-    "min_noise_multiplier",
-    "max_clip_norm",
-    "max_sampling_rate",
-)
+_NUMBERS: Mapping[str, limits.Limits] = {
+    "max_epsilon": limits.EPSILON,
+    "delta": limits.DELTA,
+    "min_noise_multiplier": limits.NOISE_MULTIPLIER,
+    "max_clip_norm": limits.CLIP_NORM,
+    "max_sampling_rate": limits.SAMPLING_RATE,
+}
 _WORDS: Mapping[str, set[str]] = {
     "sampling": set(get_args(Sampling)),
     "adjacency": set(get_args(Adjacency)),
@@ -169,17 +176,12 @@ def _split(words: str) -> set[str]:
     return {word.strip() for word in str(words).split(",")}
 
 
-def _positive(name: str, value: Value) -> float:
+def _number(value: Value) -> Value:
+    """Return a number that was written as text; anything else as it is."""
     try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not (math.isfinite(number) and number > 0):
-        raise ValueError(
-            f"{_key(name)}={value!r} must be a finite number above 0; leave it out for "
-            "no such rule"
-        )
-    return number
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def _violation(rule: str, bound: Value, asked: Value) -> PolicyViolation:

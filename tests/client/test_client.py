@@ -1,7 +1,9 @@
 """The client alone: what it charges, keeps, sends and says."""
 
 import logging
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -192,6 +194,45 @@ def test_a_run_may_ask_for_less_budget_and_not_for_more(tmp_path: Path) -> None:
     assert client.ledger is not None
     assert client.ledger.max_epsilon == 1.0
     assert ledger(tmp_path).max_epsilon == 50.0
+
+
+def test_a_node_with_a_ledger_wants_noise_that_nobody_can_repeat(
+    tmp_path: Path,
+) -> None:
+    context = node(tmp_path)
+    del context.node_config["require-secure-noise"]
+    with pytest.raises(RefusedError, match="require-secure-noise=true"):
+        make(context)
+    assert not (tmp_path / "state").exists()
+    assert make(context, seed=None).ledger is not None
+    context.node_config["require-secure-noise"] = False
+    assert make(context).ledger is not None
+
+
+def test_a_node_with_a_ledger_refuses_a_plan_without_noise(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="noise_multiplier=0"):
+        make(node(tmp_path), plan=replace(PLAN, noise_multiplier=0.0))
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("budget", [math.inf, math.nan, -1.0, True])
+def test_a_budget_without_sense_is_refused(tmp_path: Path, budget: float) -> None:
+    for context in (node(tmp_path), node()):
+        with pytest.raises(RefusedError, match=r"max.epsilon="):
+            make(context, max_epsilon=budget, delta=1e-5)
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_simulation_without_a_ledger_keeps_to_its_budget() -> None:
+    client = make(node(), max_epsilon=PLAN.epsilon(2, 1e-5), delta=1e-5)
+    for step in (0, 1, 0, 1):
+        client.fit([*THETA], {"step": step, "momentum": 0.5})
+    with pytest.raises(RefusedError, match="step 2 would exceed max_epsilon"):
+        client.fit([*THETA], {"step": 2, "momentum": 0.5})
+    unbounded = make(node(), delta=1e-5)
+    unbounded.fit([*THETA], {"step": 10**6, "momentum": 0.5})
+    with pytest.raises(RefusedError, match="without delta"):
+        make(node(), max_epsilon=1.0).fit([*THETA], {"step": 0, "momentum": 0.5})
 
 
 def test_unpredictable_noise_needs_a_ledger() -> None:

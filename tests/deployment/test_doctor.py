@@ -189,15 +189,15 @@ def test_what_a_run_asks_for_is_tried(
     assert finding in wrong[check]
 
 
-def test_seeded_noise_is_warned_of_and_refused_if_the_node_says_so(
+def test_seeded_noise_is_refused_and_warned_of_if_the_node_allows_it(
     node: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    wrong = failed(examined(node, capsys, "--run-config", "seeded=true"))
+    assert "require-secure-noise=true" in wrong["policy"]
+    node.write_text(node.read_text() + "require-secure-noise = false\n")
     code, checks = examined(node, capsys, "--run-config", "seeded=true")
     assert (code, checks["policy"].verdict) == (0, "warning")
     assert "FROM A SEED" in checks["policy"].finding
-    node.write_text(node.read_text() + "require-secure-noise = true\n")
-    wrong = failed(examined(node, capsys, "--run-config", "seeded=true"))
-    assert "require-secure-noise=true" in wrong["policy"]
 
 
 def test_a_misspelt_rule_is_found(

@@ -37,14 +37,24 @@ def test_noise_std_and_rate() -> None:
         ({"clip_norm": float("nan")}, "clip_norm=nan"),
         ({"clip_norm": float("inf")}, "clip_norm=inf"),
         ({"clip_norm": "1"}, "clip_norm='1'"),
+        ({"clip_norm": 1e308}, "clip_norm=1e\\+308"),
+        ({"clip_norm": 1e-10}, "clip_norm=1e-10"),
+        ({"clip_norm": True}, "clip_norm=True"),
+        ({"clip_norm": 10**400}, "clip_norm=1000"),
         ({"noise_multiplier": -0.1}, "noise_multiplier=-0.1"),
         ({"noise_multiplier": float("inf")}, "noise_multiplier=inf"),
         ({"noise_multiplier": float("nan")}, "noise_multiplier=nan"),
         ({"noise_multiplier": True}, "noise_multiplier=True"),
+        ({"noise_multiplier": False}, "noise_multiplier=False"),
+        ({"noise_multiplier": None}, "noise_multiplier=None"),
+        ({"noise_multiplier": 1e-160}, "noise_multiplier=1e-160"),
+        ({"noise_multiplier": 9e-7}, "noise_multiplier=9e-07 .* use 0"),
+        ({"noise_multiplier": 1.1e6}, "noise_multiplier=1100000"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": -3}, "batch_size=-3"),
         ({"batch_size": 2.0}, "batch_size=2.0"),
         ({"num_examples": 0}, "num_examples=0"),
+        ({"num_examples": 10**13}, "num_examples=10000000000000"),
         ({"num_examples": 24}, "batch_size=25 .* num_examples=24"),
         ({"sampling": "uniform"}, "sampling='uniform'"),
         ({"adjacency": "add"}, "adjacency='add'"),
@@ -71,7 +81,7 @@ positive = st.floats(1e-6, 1e6)
 
 
 @settings(derandomize=True)
-@given(positive, st.floats(0, 1e6), st.integers(1, 500), st.integers(500, 10**9))
+@given(positive, st.just(0.0) | positive, st.integers(1, 500), st.integers(500, 10**9))
 def test_json_rebuilds_the_identical_plan(c: float, s: float, b: int, m: int) -> None:
     for words in (
         {"sampling": "fixed", "clipping": "ghost"},

@@ -23,7 +23,21 @@ STRICT: dict[str, Value] = {
 
 def test_no_rules_refuse_nothing() -> None:
     weak = PrivacyPlan(1e9, 0.0, 10, 10)
-    NodePolicy().check(weak, max_epsilon=math.inf, delta=0.9, secure_noise=False)
+    NodePolicy().check(weak, max_epsilon=1e12, delta=0.1, secure_noise=False)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *[{"max_epsilon": bad} for bad in (math.inf, math.nan, 0.0, -1.0, True, "1")],
+        *[{"delta": bad} for bad in (2.0, 0.11, 0.0, math.nan, 1e-13, True)],
+    ],
+)
+def test_a_budget_without_sense_is_refused_under_any_policy(
+    asked: dict[str, float],
+) -> None:
+    with pytest.raises(ValueError, match=next(iter(asked))):
+        NodePolicy().check(PLAN, **asked)  # type: ignore[arg-type]
 
 
 def test_every_rule_has_a_key_and_meeting_it_exactly_is_enough() -> None:
@@ -70,7 +84,11 @@ def test_numbers_may_be_written_as_text_and_words_as_lists() -> None:
     ("key", "value"),
     [
         *[("max-epsilon", bad) for bad in ("two", "", "nan", math.nan, math.inf, 0)],
-        *[("min-noise-multiplier", bad) for bad in (-1.0, True, "inf", "1,5")],
+        *[("max-epsilon", bad) for bad in (True, -1.0, "inf", 1e13)],
+        *[("delta", bad) for bad in (2.0, 1.0, 0.11, 0.0, 1e-13, True, "nan")],
+        *[("min-noise-multiplier", bad) for bad in (-1.0, True, "inf", "1,5", 1e-7)],
+        *[("max-clip-norm", bad) for bad in (1e308, 0.0, True, math.inf)],
+        *[("max-sampling-rate", bad) for bad in (5.0, 1.001, 0.0, True, math.nan)],
         *[("sampling", bad) for bad in ("Fixed", "", "fixed;poisson", "fixed,", 1)],
         ("adjacency", "add/remove"),
         *[("require-secure-noise", bad) for bad in ("true", 1, "yes")],

@@ -332,7 +332,9 @@ SCRIPT = """
         )
 
     grid = InProcessGrid(
-        client_app(client_fn), 3, node_config=lambda i: {"state-dir": f"{folder}/{i}"}
+        client_app(client_fn), 3, node_config=lambda i: {
+            "state-dir": f"{folder}/{i}", "require-secure-noise": False
+        }
     )
     strategy = SafeDSHB(
         num_malicious_nodes=1, momentum=0.9, seed=0,

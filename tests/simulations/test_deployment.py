@@ -69,7 +69,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
 def test_hostile_node_and_a_node_killed_in_a_step(tmp_path: Path) -> None:
     """Node 3 sends what no honest client does; node 0 dies after its second charge."""
     folder = tmp_path / "flower"
-    config = {"max-epsilon": 1e4, "delta": 1e-5}
+    config = {"max-epsilon": 1e4, "delta": 1e-5, "require-secure-noise": False}
     app = ROOT / "tests" / "hostile-app"
     with Deployment(folder, NODES, config, app) as deployment:
         run_id = deployment.submit({"folder": str(tmp_path)})

@@ -26,6 +26,7 @@ def test_shares_are_written_as_own_files_and_make_the_same_client(
         "state-dir": str(tmp_path),
         "max-epsilon": 8.0,
         "delta": 1e-4,
+        "require-secure-noise": False,
     }
     context = Context(1, 2, config, RecordDict(), {})
     client = make_client(OVERRIDES, context)

@@ -20,13 +20,14 @@ from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 from numpy.typing import NDArray
 
 from flwr_safedshb.privacy.accounting import pld
-from flwr_safedshb.privacy.accounting.limits import checked_delta, checked_steps
+from flwr_safedshb.privacy.accounting.limits import (
+    MAX_STEPS,
+    checked_delta,
+    checked_steps,
+)
 from flwr_safedshb.privacy.plan import SAMPLER_WORDS, PrivacyPlan, PrivacyStatement
 
 Charges = Sequence[tuple[PrivacyPlan, int]]
-
-# The most steps that max_steps answers with.
-MAX_STEPS = 10**9
 
 # Few, because the library's cost grows with the square of an order.
 _RENYI_ORDERS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)
@@ -151,13 +152,13 @@ def _max_steps(
 def _last_fitting(fits: Callable[[int], bool], known: int) -> int:
     """Find the largest integer that fits, from one that does, in logarithmic tests."""
     step = 1
-    while known < MAX_STEPS and fits(known + step):
+    while known + step <= MAX_STEPS and fits(known + step):
         known, step = known + step, 2 * step
     while step > 1:
         step //= 2
-        if known < MAX_STEPS and fits(known + step):
+        if known + step <= MAX_STEPS and fits(known + step):
             known += step
-    return min(known, MAX_STEPS)
+    return known
 
 
 def library_event(plan: PrivacyPlan) -> tuple[DpEvent, NeighboringRelation]:

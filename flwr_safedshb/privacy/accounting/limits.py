@@ -1,25 +1,66 @@
-"""What can be accounted for; kept apart because the accountants are slow to import."""
+"""Which numbers can be accounted for; kept apart, for accountants import slowly.
+
+Whoever writes a run's config chooses these numbers. Outside of the ranges below a
+computation could overflow, and an overflow must never look like a small epsilon: so
+they are refused where they come in, and what is not finite in between is infinite.
+"""
 
 from __future__ import annotations
 
-from numbers import Integral
+import math
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import cast
 
-# Below it the rounding of the Fourier transforms would be part of the answer.
-MIN_DELTA = 1e-12
+
+@dataclass(frozen=True)
+class Limits:
+    """The least and the greatest value of a number, and what to do about others."""
+
+    least: float
+    greatest: float
+    remedy: str
+
+    def checked(self, name: str, value: object) -> float:
+        """Return the number, or say what is wrong with it."""
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise ValueError(f"{name}={value!r} must be a number; {self.remedy}")
+        # Compared before it is converted, for a huge integer has no float; and written
+        # so that nan, which is no number, does not pass.
+        if not self.least <= cast(float, value) <= self.greatest:
+            raise ValueError(
+                f"{name}={value} must lie in [{self.least:g}, {self.greatest:g}]; "
+                + self.remedy
+            )
+        return float(value)
 
 
-def checked_steps(steps: int) -> int:
-    """Return a count of steps (T), or say what is wrong with it."""
-    if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 0:
-        raise ValueError(f"steps={steps!r} must be an integer of at least 0")
-    return int(steps)
+NOISE_MULTIPLIER = Limits(1e-6, 1e6, "use 0 for a run without privacy")
+CLIP_NORM = Limits(
+    1e-9, 1e9, "scale the loss, so that its gradients have a norm of about 1"
+)
+# A greater delta would allow to publish one example of ten.
+DELTA = Limits(1e-12, 0.1, "a value well below 1/num_examples is usual")
+EPSILON = Limits(
+    math.ulp(0.0), 1e12, "a budget is a number, and one above 10 protects little"
+)
+SAMPLING_RATE = Limits(1e-12, 1.0, "it is the share of the examples in a batch")
+
+# More examples than any client holds; b/m is then not below the least sampling rate.
+MAX_EXAMPLES = 10**12
+# More steps, over all runs, than any client takes.
+MAX_STEPS = 10**9
 
 
 def checked_delta(delta: float) -> float:
     """Return a delta that can be accounted for, or say what is wrong with it."""
-    if not MIN_DELTA <= delta < 1:
-        raise ValueError(
-            f"delta={delta} must lie in [{MIN_DELTA:g}, 1); "
-            "a value well below 1/num_examples is usual"
-        )
-    return float(delta)
+    return DELTA.checked("delta", delta)
+
+
+def checked_steps(steps: int) -> int:
+    """Return a count of steps (T), or say what is wrong with it."""
+    if isinstance(steps, bool) or not isinstance(steps, Integral):
+        raise ValueError(f"steps={steps!r} must be an integer")
+    if not 0 <= steps <= MAX_STEPS:
+        raise ValueError(f"steps={steps} must lie in [0, {MAX_STEPS}]")
+    return int(steps)

@@ -25,7 +25,11 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from flwr_safedshb.privacy.accounting.limits import checked_delta, checked_steps
+from flwr_safedshb.privacy.accounting.limits import (
+    EPSILON,
+    checked_delta,
+    checked_steps,
+)
 from flwr_safedshb.privacy.ledger.database import LedgerCorrupted, LedgerError, create
 from flwr_safedshb.privacy.ledger.store import Charge, Store, genesis, now
 from flwr_safedshb.privacy.plan import PrivacyPlan
@@ -87,8 +91,8 @@ class Ledger:
         delta: float | None = None,
     ) -> None:
         path = Path(path)
-        if max_epsilon is not None and not max_epsilon > 0:
-            raise ValueError(f"max_epsilon={max_epsilon} must be above 0")
+        if max_epsilon is not None:
+            EPSILON.checked("max_epsilon", max_epsilon)
         if delta is not None:
             checked_delta(delta)
         if not path.exists():

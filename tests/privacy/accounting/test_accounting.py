@@ -20,6 +20,7 @@ from flwr_safedshb.privacy.accounting.accountant import (
     epsilon_upper_bound,
     max_steps,
 )
+from flwr_safedshb.privacy.accounting.limits import MAX_STEPS
 from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan, Sampling
 
 DELTA = 1e-4
@@ -337,11 +338,13 @@ def test_max_steps_at_the_ends() -> None:
     spent = epsilon([(plan, 50)], DELTA)
     assert max_steps([(plan, 50)], plan, DELTA, spent) == 0
     assert max_steps([(plan, 50)], plan, DELTA, spent / 2) == 0
-    assert max_steps([], plan, DELTA, math.inf) == accountant.MAX_STEPS
+    assert max_steps([], plan, DELTA, math.inf) == MAX_STEPS
     assert max_steps([], plan, DELTA, math.nan) == 0
 
 
-@pytest.mark.parametrize("delta", [0.0, -1e-4, 1.0, 2.0, math.nan, 1e-13])
+@pytest.mark.parametrize(
+    "delta", [0.0, -1e-4, 0.11, 1.0, math.nan, math.inf, 9e-13, 1e-160, True]
+)
 def test_delta_out_of_range(delta: float) -> None:
     plan = make(2.0)
     for call in (
@@ -354,7 +357,7 @@ def test_delta_out_of_range(delta: float) -> None:
             call()
 
 
-@pytest.mark.parametrize("steps", [-1, 1.5, True, math.inf])
+@pytest.mark.parametrize("steps", [-1, 1.5, True, math.inf, 10**9 + 1, 10**400])
 def test_steps_out_of_range(steps: int) -> None:
     with pytest.raises(ValueError, match="steps="):
         make(2.0).epsilon(steps, DELTA)

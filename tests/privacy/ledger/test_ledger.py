@@ -173,7 +173,10 @@ def test_missing_file_is_made_only_with_both_limits(
 
 @pytest.mark.parametrize(
     ("max_epsilon", "delta"),
-    [(0.0, DELTA), (-1.0, DELTA), (math.nan, DELTA), (1.0, 0.0), (1.0, 1.0)],
+    [
+        *[(bad, DELTA) for bad in (0.0, -1.0, math.nan, math.inf, True)],
+        *[(1.0, bad) for bad in (0.0, 1.0, 2.0, math.nan, True, 1e-13)],
+    ],
 )
 def test_impossible_limits(path: Path, max_epsilon: float, delta: float) -> None:
     with pytest.raises(ValueError, match=r"max_epsilon|delta"):
@@ -212,7 +215,7 @@ def write_until_killed(path: Path, released: Path) -> None:
 
 def test_kill_at_any_moment_never_hides_a_release(path: Path) -> None:
     rng = random.Random(0)
-    Ledger(path, math.inf, DELTA)
+    Ledger(path, 1e6, DELTA)
     logs = [path.with_suffix(f".released{i}") for i in range(2)]
 
     def start(log: Path) -> BaseProcess:
