@@ -1,4 +1,4 @@
-"""Show what hostile clients do to averaging, and not to robust rules.
+"""Show what hostile clients do to averaging, and what to robust rules.
 
 The demonstration is part of the repository, with the data, models and plots it needs,
 and not of the installed package. Where the repository is not there, this says how to

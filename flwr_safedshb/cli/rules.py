@@ -4,8 +4,8 @@ kappa is the proven constant of robust averaging: the squared distance between t
 rule's output and the mean of any n - f vectors is at most kappa times the spread of
 these. What "spread" is differs, and decides more than kappa does:
 
-  spectral         largest eigenvalue of their covariance: does not grow with d
-  variance         trace of their covariance: up to d times the eigenvalue
+  spectral         largest eigenvalue of their covariance
+  variance         trace of their covariance: up to n - f - 1 times the eigenvalue
   spectral bound   a bound on that eigenvalue, which Filter has to be given
 
 For example:

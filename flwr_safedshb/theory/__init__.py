@@ -26,6 +26,7 @@ from flwr_safedshb.theory.robustness import (
     kappa_smea_paper,
     kappa_trimmed_mean,
 )
+from flwr_safedshb.theory.spread import heterogeneity, noise_spread, spectral_factor
 from flwr_safedshb.theory.trilemma import (
     Trilemma,
     closed_form_noise_std,
@@ -46,6 +47,7 @@ __all__ = [
     "closed_form_noise_std",
     "effective_variance",
     "filter_eta",
+    "heterogeneity",
     "kappa_filter",
     "kappa_geometric_median",
     "kappa_krum",
@@ -59,7 +61,9 @@ __all__ = [
     "lower_bound",
     "lower_bound_violations",
     "mean_estimation_bound",
+    "noise_spread",
     "non_convex_bound",
     "robustness_lower_bound",
+    "spectral_factor",
     "strongly_convex_bound",
 ]

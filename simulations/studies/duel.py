@@ -165,7 +165,7 @@ def show(
         "strength that harms it the most. Who sends NaN is excluded by the server and "
         "counts as found, so f falls. kappa is the proven constant, in which the "
         "squared distance is bounded: s in units of the largest eigenvalue of the "
-        "honest covariance, v in units of its trace, which is up to d times larger; "
+        "honest covariance, v in units of its trace, up to n - f - 1 times larger; "
         "- where there is none. For f < n/3 Filter's default is CAF. One table is no "
         "proof: an attack that is not in it may do better.",
         highlight=False,
