@@ -26,7 +26,7 @@ from torch import nn
 from flwr_safedshb.attacks import Attack
 from flwr_safedshb.client.client import SafeDSHBClient
 from flwr_safedshb.client.client import client_app as private_client_app
-from flwr_safedshb.grids.in_process import AdversarialGrid
+from flwr_safedshb.grids.adversarial import AdversarialGrid
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import (
     Randomness,

@@ -207,5 +207,5 @@ def test_every_public_name_is_there() -> None:
     for name in flwr_safedshb.__all__:
         assert getattr(flwr_safedshb, name).__name__ == name
     assert set(flwr_safedshb.__all__) <= set(dir(flwr_safedshb))
-    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
-        _ = flwr_safedshb.Nothing
+    with pytest.raises(AttributeError, match="Nothing"):
+        _ = flwr_safedshb.Nothing  # type: ignore[attr-defined]

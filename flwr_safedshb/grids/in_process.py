@@ -1,9 +1,8 @@
-"""Two Grids: nodes that run in this process, and nodes that are adversarial.
+"""A Grid whose nodes run in this process.
 
 A `flwr.serverapp.Grid` is what a ServerApp sees of the network. `InProcessGrid` answers
 its messages by calling the ClientApp here and now: no processes, no serialisation, the
-same bytes for the same seed. `AdversarialGrid` wraps any other Grid and replaces what f
-of its nodes reply. Every Flower strategy runs on both unchanged.
+same bytes for the same seed. Every Flower strategy runs on it unchanged.
 """
 
 from __future__ import annotations
@@ -26,9 +25,6 @@ from flwr_safedshb.flower.compat import (
     number,
 )
 from flwr_safedshb.flower.grid import SimulatedGrid
-from flwr_safedshb.grids.adversarial import AdversarialGrid
-
-__all__ = ["AdversarialGrid", "InProcessGrid"]
 
 NodeConfig = Callable[[int], UserConfig]
 

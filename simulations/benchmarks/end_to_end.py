@@ -21,8 +21,9 @@ from matplotlib.figure import Figure
 
 from flwr_safedshb.aggregation import SMEA, Filter, Rule
 from flwr_safedshb.attacks import ALIE
+from flwr_safedshb.grids.adversarial import AdversarialGrid
 from flwr_safedshb.grids.batched import BatchedGrid
-from flwr_safedshb.grids.in_process import AdversarialGrid, InProcessGrid
+from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.server.strategy import SafeDSHB
 from simulations.app import make_client_app, untrained
 from simulations.benchmarks import byzfl_loop

@@ -18,8 +18,9 @@ from torch import nn
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.attacks import ALIE
 from flwr_safedshb.client.client import SafeDSHBClient, client_app
+from flwr_safedshb.grids.adversarial import AdversarialGrid
 from flwr_safedshb.grids.batched import BatchedGrid
-from flwr_safedshb.grids.in_process import AdversarialGrid, InProcessGrid
+from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.privacy import gaussian
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.plan import PrivacyPlan, Sampling

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.attacks import ALIE, LabelFlip
 from flwr_safedshb.attacks.base import Aggregate, Floats
-from flwr_safedshb.grids.adversarial import AttackFunction
-from flwr_safedshb.grids.in_process import AdversarialGrid, InProcessGrid
+from flwr_safedshb.grids.adversarial import AdversarialGrid, AttackFunction
+from flwr_safedshb.grids.in_process import InProcessGrid
 
 Train = Callable[[Message, Context], Message]
 

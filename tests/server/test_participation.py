@@ -13,7 +13,8 @@ from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.attacks import SignFlip
 from flwr_safedshb.client.client import SafeDSHBClient, client_app
 from flwr_safedshb.flower.grid import WrappedGrid
-from flwr_safedshb.grids.in_process import AdversarialGrid, InProcessGrid
+from flwr_safedshb.grids.adversarial import AdversarialGrid
+from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.server.strategy import SafeDSHB
 from tests.clients import THETA, make
 from tests.federation import federation, model

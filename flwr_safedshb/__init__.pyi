@@ -1,0 +1,61 @@
+"""The public names, and where each is. There is no other list of them."""
+
+from .aggregation import (
+    CAF as CAF,
+    MDA as MDA,
+    NNM as NNM,
+    SMEA as SMEA,
+    Average as Average,
+    Filter as Filter,
+    GeometricMedian as GeometricMedian,
+    Krum as Krum,
+    Median as Median,
+    MultiKrum as MultiKrum,
+    TrimmedMean as TrimmedMean,
+    Weighing as Weighing,
+)
+from .attacks import (
+    ALIE as ALIE,
+    FOE as FOE,
+    FarCluster as FarCluster,
+    Gaussian as Gaussian,
+    HugeNorm as HugeNorm,
+    LabelFlip as LabelFlip,
+    Mimic as Mimic,
+    MinMax as MinMax,
+    MinSum as MinSum,
+    NonFinite as NonFinite,
+    SignFlip as SignFlip,
+    Zero as Zero,
+)
+from .client.client import (
+    SafeDSHBClient as SafeDSHBClient,
+    client_app as client_app,
+)
+from .grids.adversarial import AdversarialGrid as AdversarialGrid
+from .grids.batched import BatchedGrid as BatchedGrid
+from .grids.in_process import InProcessGrid as InProcessGrid
+from .privacy.clipping.gradients import (
+    ClippedGradients as ClippedGradients,
+    check_model as check_model,
+)
+from .privacy.gaussian import private_gradient as private_gradient
+from .privacy.ledger.ledger import (
+    BudgetExhausted as BudgetExhausted,
+    Ledger as Ledger,
+)
+from .privacy.plan import (
+    PrivacyPlan as PrivacyPlan,
+    PrivacyStatement as PrivacyStatement,
+)
+from .privacy.policy import (
+    NodePolicy as NodePolicy,
+    PolicyViolation as PolicyViolation,
+)
+from .privacy.randomness.noise import (
+    SecureRandomness as SecureRandomness,
+    SeededRandomness as SeededRandomness,
+)
+from .server.strategy import SafeDSHB as SafeDSHB
+
+__all__: list[str]
