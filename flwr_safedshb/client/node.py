@@ -20,7 +20,7 @@ from flwr_safedshb.privacy.policy import NodePolicy
 
 LEDGER_NAME = "safedshb.sqlite"
 # Keys of a node's config that are no rules of its policy.
-NODE_KEYS = ("partition-id", "num-partitions", "state-dir")
+NODE_KEYS = ("partition-id", "num-partitions", "state-dir", "approved-apps")
 
 
 class RefusedError(RuntimeError):

@@ -1,159 +1,310 @@
-"""Start a node's client processes from one that has imported everything already.
+"""Processes that train on a node: one for each run, loaded once for all its messages.
 
-Flower starts a process for every message. Most of what such a process does is to import
-torch: seconds of work before a step of milliseconds, and on a busy machine more than
-the 30 s after which Flower gives a process up and starts the next one. Where the
-program ``flwr-clientapp`` of ``deploy/warm`` comes before Flower's own in the PATH, a
-SuperNode's first message starts a process that imports once and then forks one process
-for every further message: as isolated from each other as before, and there at once.
+Flower starts a process for every message: it imports torch, unpacks the app, reads the
+data and builds the model, seconds of work before a step of milliseconds. Here three
+kinds of processes share that work:
+
+- the *foreman* knows the SuperNode's secret. It asks for tasks and hands each to the
+  worker of its run;
+- the *nursery* has imported everything and seen nothing: no secret, no message, no
+  example. It forks workers;
+- a *worker* serves the messages of one run, one after the other. The first brings the
+  app, which must be one that the node's owner has approved before it is unpacked.
 
 Formal guarantees
 -----------------
-- The process that forks has seen no message, no key and no example.
-- Only its own user can reach it, and it ends with the process that it serves.
-- Where the imports fail, no message is run: the program ends with the error.
+- A worker has never seen a message of another run.
+- A worker that dies costs the message it was working on, which is answered with an
+  error at once.
+- Workers end when their run has been silent for a while, and with the foreman.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+import tempfile
+import time
+from collections import OrderedDict
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import dataclass, field
+from logging import ERROR, INFO, WARNING
+from typing import TYPE_CHECKING
 
-_SECONDS = 1.0
-_MAX_REQUEST = 256 * 1024
-_OUTPUTS = (1, 2)
+from flwr_safedshb.deployment.approvals import Approvals
 
-Program = Callable[[], None]
+if TYPE_CHECKING:
+    from flwr_safedshb.flower.tasks import Bundle, Claim, SuperNode
+
+_IMPORTED = ("flwr_safedshb.client.client", "flwr_safedshb.flower.tasks")
+_MAX_WORDS = 2**20
+# Runs that are served at a time, and seconds of silence after which one is over.
+_MAX_WORKERS = 8
+_SILENCE = 900.0
+# Seconds between two questions for a task: while there is work, and otherwise.
+_BUSY, _IDLE = 0.03, 0.25
+_BUSY_FOR = 10.0
+
+Words = dict[str, object]
 
 
-def flower() -> Program:
-    """Import what a client needs, and return Flower's own flwr-clientapp."""
-    import flwr_safedshb.client.client  # noqa: F401
-    from flwr_safedshb.flower.compat import client_process
-
-    return client_process()
+def _pair() -> tuple[socket.socket, socket.socket]:
+    # What is sent at once arrives at once.
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def start(folder: Path, served: int, imported: Callable[[], Program] = flower) -> None:
-    """Run the program with this process's arguments, environment and outputs.
+def _send(link: socket.socket, words: Words) -> None:
+    link.sendall(json.dumps(words).encode())
 
-    In a process that the warm one forks; for want of a warm one here, and then one is
-    made for the next time.
 
-    Parameters
-    ----------
-    folder : Path
-        Of sockets; only this user may enter it.
-    served : int
-        Id of the process that has the program run.
-    imported : callable
-        Imports what to run, and returns it.
+def _receive(link: socket.socket) -> Words | None:
+    """Return what was said, or None if nobody is there any more."""
+    told = link.recv(_MAX_WORDS)
+    return json.loads(told) if told else None
+
+
+class Nursery:
+    """A process that has imported everything, and forks workers that begin with that.
+
+    Make it before anything secret is read.
     """
-    name, directory = f"{served}.sock", Path.cwd()
-    with _socket() as link:
-        try:
-            # By a relative name: a socket's may have no more than a hundred letters.
-            os.chdir(folder)
-            link.connect(name)
-        except OSError as error:
-            if isinstance(error, ConnectionRefusedError):
-                os.unlink(name)  # of a process that was killed
-            program = imported()
-            if os.fork() == 0:
-                _warm_up(name, served, program)
-        else:
-            request = [sys.argv, dict(os.environ), str(directory)]
-            socket.send_fds(link, [json.dumps(request).encode()], list(_OUTPUTS))
-            return
-    os.chdir(directory)
-    program()
+
+    def __init__(self) -> None:
+        self._link, theirs = _pair()
+        if os.fork() == 0:
+            self._link.close()
+            _nurse(theirs)
+        theirs.close()
+
+    def worker(self) -> socket.socket:
+        """Return a link to a new worker."""
+        mine, theirs = _pair()
+        with theirs:
+            socket.send_fds(self._link, [b"worker"], [theirs.fileno()])
+        return mine
 
 
-def _warm_up(name: str, served: int, program: Program) -> None:
-    """Serve with all that is imported; never returns."""
+def _nurse(link: socket.socket) -> None:
+    """Import, and fork a worker for every link that comes; never returns."""
     try:
-        # What it was started with is the first program's, and may be waited for.
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for number in (0, *_OUTPUTS):
-            os.dup2(nothing, number)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forked
-        with _socket() as link, suppress(OSError):  # another was faster
-            # Under its name only once it listens.
-            mine = f"{name}.{os.getpid()}"
-            link.bind(mine)
-            link.listen(64)
-            try:
-                os.link(mine, name)
-            finally:
-                os.unlink(mine)
-            _serve(link, served, program)
-            os.unlink(name)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the foreman's to act upon
+        for module in _IMPORTED:
+            importlib.import_module(module)
+        while True:
+            told, links, _, _ = socket.recv_fds(link, 64, 1)
+            if not told:
+                break
+            if os.fork() == 0:
+                link.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                _serve(socket.socket(fileno=links[0]))
+            for number in links:
+                os.close(number)
     finally:
         os._exit(0)
 
 
-def _serve(link: socket.socket, served: int, program: Program) -> None:
-    link.settimeout(_SECONDS)
-    while _exists(served):
-        with suppress(TimeoutError):
-            visitor, _ = link.accept()
-            with visitor:
-                visitor.settimeout(_SECONDS)
-                content, outputs, _, _ = socket.recv_fds(visitor, _MAX_REQUEST, 2)
-            if content and os.fork() == 0:
-                link.close()
-                _become(content, outputs, program)
-            for output in outputs:
-                os.close(output)
-
-
-def _become(content: bytes, outputs: list[int], program: Program) -> None:
-    """Be the process that was asked for; never returns."""
+def _serve(link: socket.socket) -> None:
+    """Be the worker of one run; never returns."""
     code = 1
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for output, number in zip(outputs, _OUTPUTS, strict=True):
-            os.dup2(output, number)
-        arguments, environment, directory = json.loads(content)
-        os.environ.clear()
-        os.environ.update(environment)
-        os.chdir(directory)
-        sys.argv = arguments
-        program()
+        with tempfile.TemporaryDirectory(prefix="safedshb-run-") as home:
+            # Unpacked where only this worker looks, and gone with it.
+            os.environ["FLWR_HOME"] = home
+            worker = Worker(link)
+            while (words := _receive(link)) is not None:
+                worker.work(words)
         code = 0
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 1
+    except OSError:
+        code = 0  # the foreman is gone
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
-def _socket() -> socket.socket:
-    # What is sent at once arrives at once.
-    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+class Worker:
+    """Serves one run: its app is loaded with the first message."""
+
+    def __init__(self, link: socket.socket) -> None:
+        from flwr.clientapp import ClientApp
+
+        self._link = link
+        self._app: ClientApp | None = None
+        self._loaded = ""
+
+    def work(self, words: Words) -> None:
+        """Work on one task, and say when it is done."""
+        from flwr_safedshb.flower.tasks import SuperNode, Work
+
+        work = Work(SuperNode(str(words["address"])), str(words["token"]))
+        try:
+            _send(self._link, {"head": work.head().hex()})
+            approvals = Approvals.of(words["approved"])
+            if (reason := self._unwanted(work.bundle, approvals)) is not None:
+                work.refuse(*reason)
+            else:
+                self._answer(work)
+        finally:
+            work.close()
+        _send(self._link, {"done": True})
+
+    def _unwanted(self, bundle: Bundle, approvals: Approvals) -> tuple[int, str] | None:
+        """Say why a bundle is not run; before anything of it is unpacked."""
+        from flwr_safedshb.flower.compat import ErrorCode
+
+        if self._loaded and bundle.hash != self._loaded:
+            return ErrorCode.INVALID_FAB, "the run has changed its app on its way"
+        if not approvals.allow(bundle.hash):
+            return ErrorCode.INVALID_FAB, approvals.refusal(bundle.hash)
+        return None
+
+    def _answer(self, work: object) -> None:
+        from flwr.common import log
+
+        from flwr_safedshb.flower.compat import ErrorCode
+        from flwr_safedshb.flower.tasks import LoadClientAppError, Work
+
+        assert isinstance(work, Work)
+        try:
+            if self._app is None:
+                self._app = work.bundle.load()
+                self._loaded = work.bundle.hash
+            reply = self._app(message=work.message, context=work.context)
+        except LoadClientAppError as error:
+            log(ERROR, "The app cannot be loaded", exc_info=error)
+            work.refuse(
+                ErrorCode.LOAD_CLIENT_APP_EXCEPTION,
+                "the ClientApp could not be loaded; the log of this node says why",
+            )
+        except Exception as error:
+            log(ERROR, "The ClientApp raised an exception", exc_info=error)
+            work.refuse(
+                ErrorCode.CLIENT_APP_RAISED_EXCEPTION,
+                f"{type(error)}:<'{error}'>",
+            )
+        else:
+            work.finish(reply)
 
 
-def _exists(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
+@dataclass(eq=False)
+class _Hand:
+    """The foreman's side of a worker."""
+
+    link: socket.socket
+    seen: float
+    waiting: list[Claim] = field(default_factory=list)
+    claim: Claim | None = None
+    head: bytes = b""
 
 
-def main() -> None:
-    """Be flwr-clientapp, for the process that started this one."""
-    folder = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr")) / "warm"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    start(folder, os.getppid())
+class Foreman:
+    """Hands the tasks of a SuperNode to the workers of their runs.
 
+    Parameters
+    ----------
+    nursery : Nursery
+    supernode : SuperNode
+    approvals : Approvals
+        Which apps may be run.
+    """
 
-if __name__ == "__main__":
-    main()
+    def __init__(
+        self, nursery: Nursery, supernode: SuperNode, approvals: Approvals
+    ) -> None:
+        self._nursery, self._supernode = nursery, supernode
+        self._approvals = approvals
+        self._hands: OrderedDict[int, _Hand] = OrderedDict()
+        self._active = 0.0
+        self.served = 0
+
+    def pause(self) -> float:
+        """Return how long to wait before asking for a task again."""
+        return _BUSY if time.monotonic() - self._active < _BUSY_FOR else _IDLE
+
+    def assign(self, claim: Claim) -> None:
+        """Give a task to the worker of its run, a new one if need be."""
+        self._active = time.monotonic()
+        hand = self._hands.get(claim.run_id)
+        if hand is None:
+            hand = _Hand(self._nursery.worker(), self._active)
+            self._hands[claim.run_id] = hand
+        self._hands.move_to_end(claim.run_id)
+        hand.waiting.append(claim)
+        self._next(hand)
+
+    def attend(self, seconds: float) -> None:
+        """Listen to the workers for a while, and let go of those that are over."""
+        import select
+
+        links = {hand.link: run for run, hand in self._hands.items()}
+        ready, _, _ = select.select([*links], [], [], seconds)
+        for link in ready:
+            self._hear(links[link])
+        now = time.monotonic()
+        idle = [r for r, h in self._hands.items() if h.claim is None]
+        over = [r for r in idle if now - self._hands[r].seen > _SILENCE]
+        over += idle[: max(len(self._hands) - _MAX_WORKERS, 0)]
+        for run in {*over}:
+            self._hands.pop(run).link.close()
+
+    def close(self) -> None:
+        """End all workers."""
+        for hand in self._hands.values():
+            hand.link.close()
+        self._hands.clear()
+
+    def _next(self, hand: _Hand) -> None:
+        if hand.claim is not None or not hand.waiting:
+            return
+        hand.claim, hand.head = hand.waiting.pop(0), b""
+        words: Words = {
+            "address": self._supernode.address,
+            "token": hand.claim.token,
+            "approved": self._approvals.words(),
+        }
+        with suppress(OSError):  # it has died, which `_hear` will find
+            _send(hand.link, words)
+
+    def _hear(self, run: int) -> None:
+        from flwr.common import log
+
+        hand = self._hands[run]
+        hand.seen = time.monotonic()
+        try:
+            words = _receive(hand.link)
+        except OSError:
+            words = None
+        if words is None:
+            log(WARNING, "The worker of run %d has died", run)
+            hand.link.close()
+            del self._hands[run]
+            self._bury(hand)
+            for claim in hand.waiting:
+                self.assign(claim)
+        elif "head" in words:
+            hand.head = bytes.fromhex(str(words["head"]))
+        else:
+            log(INFO, "A message of run %d has been answered", run)
+            self.served += 1
+            self._active = hand.seen
+            hand.claim = None
+            self._next(hand)
+
+    def _bury(self, hand: _Hand) -> None:
+        from flwr.common import log
+
+        from flwr_safedshb.flower.tasks import give_up
+
+        if hand.claim is None or not hand.head:
+            return  # Flower answers for a task that nobody speaks of any more
+        try:
+            reason = "the process of the ClientApp has died"
+            give_up(self._supernode, hand.claim.token, hand.head, reason)
+        except Exception as error:
+            log(WARNING, "No error could be sent for it: %s", type(error).__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections.abc import Mapping
@@ -50,8 +51,6 @@ class Deployment:
     secure : bool
         TLS, and only SuperNodes whose keys are registered. A federation of virtual
         nodes has no use for it and is never secure.
-    warm : bool
-        Fork the nodes' client processes from one that has imported everything.
 
     Attributes
     ----------
@@ -68,7 +67,6 @@ class Deployment:
         app: Path = ROOT,
         virtual: bool = False,
         secure: bool = True,
-        warm: bool = True,
     ) -> None:
         self.folder = folder
         self.app = app
@@ -87,7 +85,6 @@ class Deployment:
                 "FLWR_HOME": str(folder / "flwr"),
                 "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": _POLL_SECONDS,
             },
-            [ROOT / "deploy" / "warm"] if warm else [],
         )
         self.kill = self._processes.kill
         self.is_running = self._processes.is_running
@@ -206,20 +203,22 @@ class Deployment:
             **self._node_config,
             **(config or {}),
         }
-        security = ["--insecure"]
+        path = self.folder / f"{name or f'node-{index}'}.toml"
+        text = "".join(f"{k} = {json.dumps(v)}\n" for k, v in entries.items())
+        where = f"127.0.0.1:{self.gate_port}"
+        insecure = ["--insecure", where]
         if self.credentials is not None:
             mine = key or self.credentials.node_key(f"node-{index}")
-            security = [
-                *("--root-certificates", str(root_certificates or self.credentials.ca)),
-                *("--auth-supernode-private-key", str(mine)),
-            ]
+            trusted = root_certificates or self.credentials.ca
+            text += (
+                f'[supernode]\nsuperlink = "{where}"\n'
+                f'root-certificates = "{trusted}"\nkey = "{mine}"\n'
+            )
+            insecure = []
+        path.write_text(text)
         self._processes.start(
             name or f"node-{index}",
-            "flower-supernode",
-            *security,
-            *("--superlink", f"127.0.0.1:{self.gate_port}"),
-            *("--host", "127.0.0.1", "--port", str(free_port())),
-            *("--node-config", toml(entries)),
+            *("safedshb", "node", str(path), *insecure),
             environment=environment,
         )
 

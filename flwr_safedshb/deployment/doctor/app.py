@@ -13,16 +13,13 @@ from flwr.app import Context, RecordDict, UserConfig, UserConfigValue
 from flwr.clientapp import ClientApp
 
 from flwr_safedshb.client.client import ClientFn, PrivateClientApp, SafeDSHBClient
+from flwr_safedshb.deployment import node_file
 from flwr_safedshb.flower.compat import flat_config
 
 
 def read_node_config(path: Path) -> UserConfig:
-    """Return the config of a node, as Flower reads it."""
-    try:
-        found = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is no TOML file: {error}") from error
-    return flat_config(found)
+    """Return the config of a node, as Flower hands it to clients."""
+    return node_file.read(path).config
 
 
 def read_app(folder: Path) -> tuple[str, UserConfig]:

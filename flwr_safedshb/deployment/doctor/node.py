@@ -12,20 +12,26 @@ from pathlib import Path
 from flwr.app import UserConfig, UserConfigValue
 
 from flwr_safedshb.client.client import ClientFn, SafeDSHBClient
-from flwr_safedshb.client.node import LEDGER_NAME, RefusedError
+from flwr_safedshb.client.node import LEDGER_NAME, NODE_KEYS, RefusedError
+from flwr_safedshb.deployment.approvals import KEY, Approvals
 from flwr_safedshb.deployment.doctor.app import make_client
 from flwr_safedshb.deployment.doctor.check import Check
+from flwr_safedshb.deployment.doctor.link import check_key
 from flwr_safedshb.deployment.doctor.machine import (
     check_clock,
     check_entropy,
     check_state_dir,
     check_versions,
 )
+from flwr_safedshb.deployment.node_file import NodeFile
 from flwr_safedshb.privacy.accounting import accountant
 from flwr_safedshb.privacy.gaussian import private_gradient
 from flwr_safedshb.privacy.ledger import database
 from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
 from flwr_safedshb.privacy.ledger.snapshot import open_copy
+from flwr_safedshb.privacy.policy import NodePolicy
+
+_RULES = {name.replace("_", "-") for name in NodePolicy.__dataclass_fields__}
 
 
 def examine(
@@ -63,6 +69,30 @@ def examine(
         if "state-dir" not in node_config:
             del config["state-dir"]
         yield from _check_client(client_fn, config, run_config, steps)
+
+
+def examine_node(node: NodeFile) -> Iterator[Check]:
+    """Check a node by itself, before it knows of any run."""
+    yield from check_versions()
+    yield check_entropy()
+    try:
+        known = [*NODE_KEYS, *node.config] if "data" in node.config else NODE_KEYS
+        policy = NodePolicy.from_config(node.config, {*known} - _RULES)
+        Approvals.of(node.config.get(KEY))
+        told = {k: v for k, v in vars(policy).items() if v not in (None, False)}
+        rules = ", ".join(f"{k.replace('_', '-')}={v}" for k, v in told.items())
+        yield Check("policy", "ok", rules or "no rule")
+    except ValueError as error:
+        yield Check("policy", "failed", str(error))
+    if "state-dir" not in node.config:
+        yield Check("ledger", "failed", "state-dir is not set: no budget can be kept")
+    else:
+        with tempfile.TemporaryDirectory(prefix="safedshb-") as folder:
+            state_dir = Path(str(node.config["state-dir"]))
+            yield from check_state_dir(state_dir, LEDGER_NAME)
+            yield _check_ledger(state_dir / LEDGER_NAME, Path(folder))[0]
+    if node.connection is not None:
+        yield check_key(node.connection.key)
 
 
 def _check_ledger(path: Path, aside: Path) -> tuple[Check, str | None]:

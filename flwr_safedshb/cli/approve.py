@@ -1,0 +1,51 @@
+"""Look at an app, and let a node run it: its name, its files, its imports, its hash.
+
+Give the bundle that `flwr build` made, or the folder of an app to build it from.
+Nothing of it is unpacked or run. With a node's file its hash is added to approved-apps.
+
+  safedshb approve my-app.fab
+  safedshb approve path/to/app --node node.toml
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("app", type=Path, help="bundle (.fab), or an app's folder")
+    parser.add_argument("--node", type=Path, help="the node's TOML file to write to")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what the app is; add it to the node's list."""
+    from flwr_safedshb.cli._listing import show
+    from flwr_safedshb.deployment.approvals import KEY, contents, write
+    from flwr_safedshb.flower.bundle import built
+
+    path: Path = arguments.app
+    found = contents(built(path) if path.is_dir() else path.read_bytes())
+    if arguments.json:
+        told = {
+            **vars(found),
+            "imports": {k: sorted(v) for k, v in found.imports.items()},
+        }
+        print(json.dumps(told, indent=2))
+    else:
+        rows = [
+            (name, str(size), ", ".join(sorted(found.imports.get(name, ()))))
+            for name, size in found.files.items()
+        ]
+        title = f"{found.publisher}/{found.name} {found.version}"
+        show(title, ("file", "bytes", "imports"), rows, number="bytes")
+        for part, place in found.components.items():
+            print(f"{part}: {place}")
+        print(f'{KEY} = "{found.hash}"')
+    if arguments.node is not None:
+        write(arguments.node, found)
+        print(f"added to {arguments.node}")
+    return 0

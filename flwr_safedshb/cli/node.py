@@ -1,0 +1,53 @@
+"""Be a node: check it, say what it accepts, and serve the federation until stopped.
+
+The node's file says everything: its examples, its ledger, its floor, the apps it runs,
+and in [supernode] where the federation is. A SuperLink that is away is waited for.
+
+  safedshb node node.toml          until Ctrl-C or SIGTERM
+  safedshb node node.toml --check  only say what would be accepted
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("file", type=Path, help="the node's TOML file")
+    parser.add_argument("--check", action="store_true", help="check, and do not serve")
+    parser.add_argument(
+        "--insecure",
+        metavar="HOST:PORT",
+        help="a SuperLink without TLS, for a trial on one machine",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve; 1 if the node is not fit to."""
+    from flwr_safedshb.cli._listing import show
+    from flwr_safedshb.deployment import node_file
+    from flwr_safedshb.deployment.doctor.check import fit_to_join
+    from flwr_safedshb.deployment.doctor.node import examine_node
+    from flwr_safedshb.deployment.service import NodeService, private_umask
+
+    private_umask()
+    node = node_file.read(arguments.file)
+    service = NodeService(node, arguments.insecure)
+    checks = list(examine_node(node))
+    rows = [(check.name, check.verdict, check.finding) for check in checks]
+    show(f"Node {arguments.file}", ("check", "verdict", "finding"), rows)
+    if service.approvals.hashes is None:
+        print(
+            "OPERATORS ARE TRUSTED WITH CODE: approved-apps is not set, so this node "
+            "runs whatever app a run brings,\nand no floor or ledger holds against "
+            "code. `safedshb approve` writes the list.",
+            flush=True,
+        )
+    if not fit_to_join(checks):
+        print("not fit to serve", flush=True)
+        return 1
+    if not arguments.check:
+        service.run()
+    return 0

@@ -1,0 +1,180 @@
+"""A node at work: Flower's SuperNode, and the foreman of its workers.
+
+The SuperNode starts nothing by itself here (isolation mode ``process``) and gives tasks
+only to who knows a secret that is made anew at every start. So no other user of the
+machine can take this node's work, and no token stands in a list of arguments.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from logging import INFO, WARNING
+from pathlib import Path
+from types import FrameType
+
+from flwr_safedshb.deployment.approvals import KEY, Approvals
+from flwr_safedshb.deployment.node_file import Connection, NodeFile
+from flwr_safedshb.deployment.workers import Foreman, Nursery
+
+# Flower refuses a node for up to a minute after a kill, while it believes it connected.
+_RESTART_SECONDS = 5.0
+_STOP_SECONDS = 10.0
+_REPORT_SECONDS = 30.0
+
+
+class _Stopped(Exception):  # noqa: N818  # what happened
+    """Somebody asked the node to stop."""
+
+
+class NodeService:
+    """Serves a federation until it is told to stop.
+
+    Parameters
+    ----------
+    node : NodeFile
+        With a connection, or None to reach a SuperLink without TLS at `insecure`.
+    insecure : str, optional
+        The address of a SuperLink without TLS, for trials on one machine.
+    """
+
+    def __init__(self, node: NodeFile, insecure: str | None = None) -> None:
+        if (node.connection is None) == (insecure is None):
+            raise ValueError(
+                f"{node.path} needs a table [supernode] with superlink, "
+                "root-certificates and key"
+            )
+        self._node, self._insecure = node, insecure
+        self.approvals = Approvals.of(node.config.get(KEY))
+
+    def run(self) -> None:
+        """Serve; returns when the process is told to stop."""
+        # Forked first of all: it must see neither key nor secret.
+        nursery = Nursery()
+        with tempfile.TemporaryDirectory(prefix="safedshb-node-") as folder, _signals():
+            secret = secrets.token_bytes(32)
+            (Path(folder) / "secret").write_bytes(secret)
+            try:
+                while True:
+                    self._serve(nursery, Path(folder), secret)
+                    _log(WARNING, "The SuperNode has ended; it is started again")
+                    time.sleep(_RESTART_SECONDS)
+            except _Stopped:
+                _log(INFO, "Stopped")
+
+    def _serve(self, nursery: Nursery, folder: Path, secret: bytes) -> None:
+        """Run a SuperNode and its workers until it ends."""
+        import httpx
+
+        from flwr_safedshb.flower.tasks import SuperNode, acquire
+
+        port = _free_port()
+        supernode = SuperNode(f"127.0.0.1:{port}")
+        foreman = Foreman(nursery, supernode, self.approvals)
+        process = subprocess.Popen(self._command(folder, port))
+        reported = time.monotonic()
+        try:
+            with supernode.tasks(secret) as tasks:
+                while process.poll() is None:
+                    try:
+                        claim = acquire(tasks)
+                    except httpx.HTTPError:
+                        claim = None  # not up yet, or on its way out
+                    if claim is not None:
+                        foreman.assign(claim)
+                    foreman.attend(foreman.pause())
+                    if time.monotonic() - reported > _REPORT_SECONDS:
+                        reported = time.monotonic()
+                        _log(INFO, "%d messages answered so far", foreman.served)
+        finally:
+            foreman.close()
+            _end(process)
+
+    def _command(self, folder: Path, port: int) -> list[str]:
+        config = folder / "node.toml"
+        config.write_text(_toml(self._node.config))
+        return [
+            "flower-supernode",
+            *_security(self._node.connection, self._insecure),
+            *("--isolation", "process"),
+            *("--superexec-auth-secret-file", str(folder / "secret")),
+            *("--host", "127.0.0.1", "--port", str(port)),
+            *("--node-config", str(config)),
+        ]
+
+
+def _security(connection: Connection | None, insecure: str | None) -> list[str]:
+    if connection is None:
+        return ["--insecure", "--superlink", str(insecure)]
+    options = [
+        *("--superlink", connection.superlink),
+        *("--root-certificates", str(connection.root_certificates)),
+        *("--auth-supernode-private-key", str(connection.key)),
+    ]
+    if connection.trusted_entities is not None:
+        options += ["--trusted-entities", str(connection.trusted_entities)]
+    return options
+
+
+def _toml(config: Mapping[str, object]) -> str:
+    def written(value: object) -> str:
+        if isinstance(value, bool):
+            return str(value).lower()
+        if isinstance(value, str):
+            # TOML's basic strings escape as JSON's do.
+            import json
+
+            return json.dumps(value)
+        return repr(value)
+
+    return "".join(f'"{key}" = {written(value)}\n' for key, value in config.items())
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """Turn a request to stop into an exception, once."""
+
+    def stop(_: int, __: FrameType | None) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        raise _Stopped
+
+    before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _log(level: int, words: str, *values: object) -> None:
+    from flwr.common import log
+
+    log(level, words, *values)
+
+
+def private_umask() -> None:
+    """Let nobody else read what this process and its children write."""
+    os.umask(0o077)
