@@ -152,21 +152,20 @@ def _names(tree: ast.AST) -> Iterable[str]:
 def write(path: Path, found: Contents) -> None:
     """Add a bundle to ``approved-apps`` of a node's file."""
     text = path.read_text()
-    listed = tomllib.loads(text).get(KEY)
-    hashes = Approvals.of(listed).hashes or frozenset()
-    line = f'{KEY} = "{",".join(sorted({*hashes, found.hash}))}"\n'
-    if listed is None:
-        # Before the first table: what follows one would belong to it.
-        place = re.search(r"^\[", text, re.MULTILINE)
-        start = len(text) if place is None else place.start()
-        head = text[:start] + ("" if text[:start].endswith(("\n", "")) else "\n")
-        text = f"{head}# {found.publisher}/{found.name} {found.version}\n{line}"
-        text += path.read_text()[start:]
+    before = tomllib.loads(text)
+    hashes = Approvals.of(before.get(KEY)).hashes or frozenset()
+    words = ",".join(sorted({*hashes, found.hash}))
+    line = f'{KEY} = "{words}"\n'
+    if KEY in before:
+        changed = re.sub(rf"(?m)^{KEY}[ \t]*=.*\n?", lambda _: line, text, count=1)
     else:
-        pattern = rf"^{KEY}\s*=\s*(\"[^\"\n]*\"|'[^'\n]*')[^\n]*\n?"
-        text, count = re.subn(
-            pattern, lambda _: line, text, count=1, flags=re.MULTILINE
-        )
-        if count != 1:
-            raise ValueError(f"{KEY} of {path} must stand on one line to be added to")
-    replace_file(path, lambda file: file.write(text.encode()))
+        # Before the first table: what follows one would belong to it.
+        about = f"# {found.publisher}/{found.name} {found.version}\n"
+        changed = re.sub(r"(?m)^(?=\[)|\Z", f"{about}{line}", text, count=1)
+    try:
+        kept = tomllib.loads(changed) == {**before, KEY: words}
+    except tomllib.TOMLDecodeError:
+        kept = False
+    if not kept:
+        raise ValueError(f"{path} cannot be added to; put {line.strip()!r} into it")
+    replace_file(path, lambda file: file.write(changed.encode()))

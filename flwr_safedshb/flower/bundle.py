@@ -19,5 +19,5 @@ def built(folder: Path) -> bytes:
 
     try:
         return build_fab_from_disk(folder)
-    except (click.ClickException, OSError) as error:
+    except (click.ClickException, OSError, ValueError) as error:
         raise ValueError(f"{folder} is no Flower app: {error}") from error

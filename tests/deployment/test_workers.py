@@ -1,163 +1,185 @@
-"""Programs that a warm process runs, as they would run by themselves."""
+"""Tasks go to the worker of their run, and what a worker dies over is answered."""
 
 import json
 import os
+import socket
 import subprocess
 import sys
-import time
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-from simulations.loopback import ROOT
-
-# Stands for flwr-clientapp: says who and where it is, and ends as it is told to.
-PROGRAM = """
-import json, os, sys
-from pathlib import Path
 from flwr_safedshb.deployment import workers
+from flwr_safedshb.deployment.approvals import Approvals
+from flwr_safedshb.deployment.workers import Foreman, Worker
+from flwr_safedshb.flower import tasks
+from flwr_safedshb.flower.compat import ErrorCode
+from flwr_safedshb.flower.tasks import Bundle, Claim, SuperNode
 
-def imported():
-    if "broken" in sys.argv:
-        import no_such_module
-    return program
-
-def program():
-    told = {
-        "pid": os.getpid(), "parent": os.getppid(), "arguments": sys.argv[1:],
-        "directory": os.getcwd(), "word": os.environ.get("WORD"),
-    }
-    print(json.dumps(told), flush=True)
-    print("aside", file=sys.stderr)
-    if "fail" in sys.argv:
-        raise SystemExit(3)
-
-workers.start(Path(sys.argv[1]), os.getppid(), imported)
-"""
+SUPERNODE = SuperNode("127.0.0.1:1")
 
 
-def called(folder: Path, log: Path, *arguments: str, word: str = "") -> None:
-    with log.open("ab") as output, log.with_suffix(".errors").open("ab") as errors:
-        subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(folder), *arguments],
-            cwd=log.parent,
-            env={**os.environ, "WORD": word},
-            stdout=output,
-            stderr=errors,
-            check=True,
-            timeout=60,
-        )
+class Hands:
+    """A nursery whose workers are this test's to play."""
 
+    def __init__(self) -> None:
+        self.links: list[socket.socket] = []
 
-def lines(log: Path, count: int) -> list[dict[str, object]]:
-    deadline = time.monotonic() + 60
-    while len(found := log.read_text().splitlines()) < count:
-        assert time.monotonic() < deadline, log.with_suffix(".errors").read_text()
-        time.sleep(0.02)
-    return [json.loads(line) for line in found]
+    def worker(self) -> socket.socket:
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        theirs.settimeout(10)
+        self.links.append(theirs)
+        return mine
 
+    def told(self, number: int) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.links[number].recv(2**20))
+        return found
 
-def wait_for_warmth(folder: Path) -> None:
-    path = folder / f"{os.getpid()}.sock"
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    def say(self, number: int, **words: object) -> None:
+        self.links[number].sendall(json.dumps(words).encode())
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    # Longer than the name of a socket may be.
-    folder = tmp_path / ("x" * 100)
-    folder.mkdir(mode=0o700)
-    return folder
+def hands() -> Hands:
+    return Hands()
 
 
-def test_one_process_serves_and_each_call_has_its_own(
-    folder: Path, tmp_path: Path
+@pytest.fixture
+def foreman(hands: Hands) -> Foreman:
+    return Foreman(hands, SUPERNODE, Approvals(frozenset({"a" * 64})))  # type: ignore[arg-type]
+
+
+def test_a_run_has_one_worker_and_one_task_at_a_time(
+    hands: Hands, foreman: Foreman
 ) -> None:
-    log = tmp_path / "log"
-    called(folder, log, "first", word="a")
-    wait_for_warmth(folder)
-    called(folder, log, "second", word="b")
-    called(folder, log, "third", "fail", word="c")
-    called(folder, log, "fourth", word="d")
-    told = sorted(lines(log, 4), key=lambda line: str(line["word"]))
-    assert len({line["pid"] for line in told}) == 4
-    # The first runs by itself; the others are children of one process, not of ours.
-    assert told[0]["parent"] == os.getpid()
-    (server,) = {line["parent"] for line in told[1:]}
-    assert server != os.getpid()
-    assert [line["arguments"][1] for line in told] == [  # type: ignore[index]
-        "first",
-        "second",
-        "third",
-        "fourth",
+    foreman.assign(Claim(7, "first"))
+    foreman.assign(Claim(7, "second"))
+    foreman.assign(Claim(8, "other"))
+    assert len(hands.links) == 2
+    assert hands.told(0) == {
+        "address": SUPERNODE.address,
+        "token": "first",
+        "approved": "a" * 64,
+    }
+    assert hands.told(1)["token"] == "other"
+    hands.say(0, head="00")
+    foreman.attend(1.0)
+    hands.links[0].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        hands.links[0].recv(10)
+    hands.say(0, done=True)
+    foreman.attend(1.0)
+    assert hands.told(0)["token"] == "second"
+    assert foreman.served == 1
+
+
+def test_what_a_worker_dies_over_is_answered_and_the_rest_goes_on(
+    hands: Hands, foreman: Foreman, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buried: list[tuple[object, ...]] = []
+    monkeypatch.setattr(tasks, "give_up", lambda *told: buried.append(told))
+    foreman.assign(Claim(7, "first"))
+    foreman.assign(Claim(7, "second"))
+    hands.say(0, head="abcd")
+    foreman.attend(1.0)
+    hands.links[0].close()
+    foreman.attend(1.0)
+    assert buried == [
+        (SUPERNODE, "first", b"\xab\xcd", "the process of the ClientApp has died")
     ]
-    assert {line["directory"] for line in told} == {str(tmp_path)}
-    deadline = time.monotonic() + 60
-    while log.with_suffix(".errors").read_text() != "aside\n" * 4:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert len(hands.links) == 2
+    assert hands.told(1)["token"] == "second"
 
 
-def test_a_socket_without_a_process_is_made_anew(folder: Path, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    called(folder, log, "first")
-    wait_for_warmth(folder)
-    called(folder, log, "second")
-    told = lines(log, 2)
-    server = told[1]["parent"]
-    os.kill(int(str(server)), 9)
-    called(folder, log, "third")
-    assert lines(log, 3)[2]["parent"] == os.getpid()
-    count, deadline = 3, time.monotonic() + 60
-    while lines(log, count)[-1]["parent"] == os.getpid():
-        assert time.monotonic() < deadline
-        called(folder, log, "again")
-        count += 1
-    assert lines(log, count)[-1]["parent"] != server
+def test_silent_workers_are_let_go(
+    hands: Hands, foreman: Foreman, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreman.assign(Claim(7, "first"))
+    assert hands.told(0)["token"] == "first"
+    monkeypatch.setattr(workers, "_SILENCE", 0.0)
+    foreman.attend(0.0)  # at work: it stays
+    hands.say(0, done=True)
+    foreman.attend(1.0)
+    foreman.attend(0.0)
+    assert hands.links[0].recv(10) == b""
 
 
-def test_nothing_runs_where_the_imports_fail(folder: Path, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    with pytest.raises(subprocess.CalledProcessError):
-        called(folder, log, "broken")
-    assert "No module named 'no_such_module'" in log.with_suffix(".errors").read_text()
-    assert log.read_text() == ""
-    assert not any(folder.iterdir())
+def test_the_oldest_idle_worker_makes_room(
+    hands: Hands, foreman: Foreman, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_MAX_WORKERS", 1)
+    for run in (7, 8):
+        foreman.assign(Claim(run, "t"))
+        hands.told(run - 7)
+        hands.say(run - 7, done=True)
+        foreman.attend(1.0)
+    foreman.attend(0.0)
+    assert hands.links[0].recv(10) == b""
+    foreman.assign(Claim(8, "again"))
+    assert hands.told(1)["token"] == "again"
 
 
-def test_it_ends_with_the_process_that_it_serves(folder: Path, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.touch()
-    between = f"""
-import subprocess, sys, time
-from pathlib import Path
-command = [sys.executable, "-c", {PROGRAM!r}, {str(folder)!r}]
-subprocess.run(command, check=True)
-while not any(Path({str(folder)!r}).iterdir()):
-    time.sleep(0.02)
+@pytest.mark.parametrize(
+    ("loaded", "approved", "words"),
+    [
+        ("", None, None),
+        ("", frozenset({Bundle(b"app", "", "").hash}), None),
+        ("", frozenset({"0" * 64}), "approved-apps"),
+        ("", frozenset[str](), "approved-apps"),
+        ("0" * 64, None, "changed its app"),
+    ],
+)
+def test_a_bundle_is_judged_by_its_bytes_before_it_is_unpacked(
+    loaded: str, approved: frozenset[str] | None, words: str | None
+) -> None:
+    link, _ = socket.socketpair()
+    worker = Worker(link)
+    worker._loaded = loaded
+    # What the run says of itself is no matter.
+    bundle = Bundle(b"app", "approved/app", "1.0")
+    found = worker._unwanted(bundle, Approvals(approved))
+    if words is None:
+        assert found is None
+    else:
+        assert found is not None
+        code, reason = found
+        assert code == ErrorCode.INVALID_FAB
+        assert words in reason
+
+
+SCRIPT = """
+import json, os, socket
+from flwr_safedshb.deployment import workers
+workers._IMPORTED = ()
+workers._serve = lambda link: (link.sendall(str(os.getpid()).encode()), os._exit(0))
+nursery = workers.Nursery()
+secret = "s3cret"
+links = [nursery.worker() for _ in range(2)]
+pids = [int(link.recv(100)) for link in links]
+assert len({*pids, os.getpid()}) == 3
+print("forked")
 """
-    with log.open("wb") as output:
-        command = [sys.executable, "-c", between]
-        subprocess.run(command, stdout=output, check=True, timeout=60)
-    deadline = time.monotonic() + 60
-    while any(folder.iterdir()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
-def test_the_program_in_the_kit_is_flowers_for_flower(tmp_path: Path) -> None:
-    programs = [ROOT / "deploy" / "warm", Path(sys.executable).parent]
-    path = os.pathsep.join(map(str, [*programs, os.environ["PATH"]]))
+def test_the_nursery_forks_a_process_for_each_worker() -> None:
     done = subprocess.run(
-        ["flwr-clientapp", "--help"],
-        env={**os.environ, "PATH": path, "FLWR_HOME": str(tmp_path)},
+        [sys.executable, "-c", SCRIPT],
         capture_output=True,
         text=True,
+        timeout=60,
+        env={**os.environ},
         check=True,
-        timeout=120,
     )
-    assert "Run a Flower ClientApp" in done.stdout
-    assert (tmp_path / "warm").stat().st_mode & 0o777 == 0o700
+    assert done.stdout == "forked\n"
+
+
+def test_a_nursery_ends_with_its_foreman() -> None:
+    script = (
+        "from flwr_safedshb.deployment import workers; workers._IMPORTED = (); "
+        "workers.Nursery()"
+    )
+    # It holds the pipe of this process's output: were it to stay, this would wait.
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, timeout=60, check=True
+    )
+    assert done.stdout == b""
