@@ -29,6 +29,7 @@ import socket
 import sys
 import tempfile
 import time
+import traceback
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 _IMPORTED = ("flwr_safedshb.client.client", "flwr_safedshb.flower.tasks")
 _MAX_WORDS = 2**20
+_READY = b"ready"
 # Runs that are served at a time, and seconds of silence after which one is over.
 _MAX_WORKERS = 8
 _SILENCE = 900.0
@@ -75,13 +77,24 @@ class Nursery:
 
     def __init__(self) -> None:
         self._link, theirs = _pair()
+        self._ready = False
         if os.fork() == 0:
             self._link.close()
             _nurse(theirs)
         theirs.close()
 
     def worker(self) -> socket.socket:
-        """Return a link to a new worker."""
+        """Return a link to a new worker.
+
+        Raises
+        ------
+        RuntimeError
+            If the nursery could not import what workers need; it has said why.
+        """
+        if not self._ready:
+            self._ready = self._link.recv(64) == _READY
+        if not self._ready:
+            raise RuntimeError("workers cannot be started: an import has failed")
         mine, theirs = _pair()
         with theirs:
             socket.send_fds(self._link, [b"worker"], [theirs.fileno()])
@@ -95,6 +108,7 @@ def _nurse(link: socket.socket) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the foreman's to act upon
         for module in _IMPORTED:
             importlib.import_module(module)
+        link.sendall(_READY)
         while True:
             told, links, _, _ = socket.recv_fds(link, 64, 1)
             if not told:
@@ -105,6 +119,8 @@ def _nurse(link: socket.socket) -> None:
                 _serve(socket.socket(fileno=links[0]))
             for number in links:
                 os.close(number)
+    except Exception:
+        traceback.print_exc()
     finally:
         os._exit(0)
 

@@ -20,7 +20,7 @@ from simulations.loopback import Deployment
 
 # Far beyond what anything takes: only a hang is to end here.
 PATIENCE_SECONDS = 900.0
-# What systemd waits for by the unit in deploy/.
+# What systemd waits for by the kit's unit.
 _RESTART_SECONDS = 5.0
 
 Orders = Mapping[tuple[int, int], Order]

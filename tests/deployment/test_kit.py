@@ -17,12 +17,14 @@ import pytest
 from cryptography import x509
 
 from flwr_safedshb.client.node import LEDGER_NAME
+from flwr_safedshb.deployment import node_file
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from flwr_safedshb.server.checkpoint import load
 from simulations.loopback import ROOT, free_port
 from simulations.loopback.credentials import SCRIPT
 
 GUIDE = ROOT / "docs" / "deployment.md"
+KIT = SCRIPT.parent
 STEPS, NODES = 3, 3
 
 
@@ -53,7 +55,7 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         self.clone = folder / "clone"
         self.federation = folder / "federation"
-        for name in ("deploy", "conf", "simulations"):
+        for name in ("conf", "simulations"):
             junk = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / name, self.clone / name, ignore=junk)
         for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -64,7 +66,6 @@ class Machine:
             ("$HOME/federation", str(self.federation)),
             ("127.0.0.1:9091", f"127.0.0.1:{free_port()}"),
             ("127.0.0.1:9092", f"127.0.0.1:{free_port()}"),
-            ("=9094", f"={free_port()}"),
         ):
             assert settings.count(old) == 1
             settings = settings.replace(old, new)
@@ -120,7 +121,7 @@ class Machine:
 READY = {
     "flower-superlink": ("Uvicorn running on", 1),
     "safedshb gate": ("", 0),
-    "flower-supernode": ("SuperNode ID:", NODES),
+    "safedshb node": ("SuperNode ID:", NODES),
 }
 
 
@@ -279,7 +280,6 @@ def options(text: str, command: str) -> list[list[str]]:
     [
         ("flower-superlink", "superlink.service"),
         ("safedshb gate", "gate.service"),
-        ("flower-supernode", "supernode.service"),
     ],
 )
 def test_services_and_containers_have_the_guides_options(
@@ -287,18 +287,16 @@ def test_services_and_containers_have_the_guides_options(
 ) -> None:
     documented = options(GUIDE.read_text(), command)[0]
     assert len(documented) >= 5
-    service = (ROOT / "deploy" / "systemd" / unit).read_text()
+    service = (KIT / "systemd" / unit).read_text()
     assert options(service, command) == [documented]
-    container = (ROOT / "deploy" / "container" / "Containerfile").read_text()
+    container = (KIT / "container" / "Containerfile").read_text()
     assert options(container, command) == [documented]
 
 
 def test_the_nodes_template_is_a_policy() -> None:
-    import tomllib
-
     from flwr_safedshb.privacy.policy import NodePolicy
 
-    config = tomllib.loads((ROOT / "deploy" / "node.toml").read_text())
+    config = node_file.read(KIT / "node.toml").config
     policy = NodePolicy.from_config(config, ("data", "state-dir"))
     assert None not in vars(policy).values()
     guide = GUIDE.read_text()

@@ -173,6 +173,19 @@ def test_the_nursery_forks_a_process_for_each_worker() -> None:
     assert done.stdout == "forked\n"
 
 
+def test_an_import_that_fails_is_seen_and_not_waited_for() -> None:
+    script = (
+        "from flwr_safedshb.deployment import workers; "
+        "workers._IMPORTED = ('no_such_module',); workers.Nursery().worker()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "No module named 'no_such_module'" in done.stderr
+    assert "workers cannot be started" in done.stderr
+
+
 def test_a_nursery_ends_with_its_foreman() -> None:
     script = (
         "from flwr_safedshb.deployment import workers; workers._IMPORTED = (); "
