@@ -18,6 +18,8 @@ class Setting:
     """A federation as its owners describe it; symbols are the paper's.
 
     Of `epsilon`, to calibrate the noise to, and `noise_multiplier` one is given.
+    `gradient_std` is sigma, of single examples; None stands for C, the most that
+    clipping leaves.
     """
 
     n: int
@@ -32,6 +34,8 @@ class Setting:
     epsilon: float | None
     noise_multiplier: float | None
     heterogeneity: float
+    momentum: float = 0.0
+    gradient_std: float | None = None
 
     def plan(self) -> PrivacyPlan:
         """Return the privacy plan, calibrated where a target is given."""
@@ -64,6 +68,13 @@ class Forecast:
         No algorithm can go below it, up to constants and logarithms.
     upper : Trilemma
         Proved for one aggregate of SMEA; its `combined` bounds the error.
+    momentum_noise_std : float
+        Of the noise in a momentum, in every coordinate.
+    noise_spread : float
+        What that noise adds to the top eigenvalue of the honest momentums' covariance,
+        on average, at most.
+    radius : float
+        Where the gradient is longer, adversaries cannot stop progress.
     """
 
     setting: Setting
@@ -72,6 +83,9 @@ class Forecast:
     kappa: float
     lower: theory.Trilemma
     upper: theory.Trilemma
+    momentum_noise_std: float
+    noise_spread: float
+    radius: float
 
 
 def forecast(setting: Setting) -> Forecast:
@@ -80,15 +94,23 @@ def forecast(setting: Setting) -> Forecast:
     kappa = theory.kappa_smea(n, f)
     # Refused before the noise is searched for, which takes a second.
     theory.mean_estimation_bound(n, f, d, 0.0, kappa, spread)
+    left = theory.noise_in_momentum(1.0, setting.momentum)
     plan = setting.plan()
     epsilon = plan.epsilon(setting.steps, setting.delta)
+    std = setting.clip_norm if setting.gradient_std is None else setting.gradient_std
+    sampling = theory.batch_variance(std, setting.b, setting.m)
+    noise = left * plan.noise_std
+    step = (n, f, d, noise, kappa, spread, left**2 * sampling)
     return Forecast(
         setting,
         plan,
         epsilon,
         kappa,
         theory.lower_bound(n, f, setting.m, d, epsilon, spread, setting.clip_norm),
-        theory.mean_estimation_bound(n, f, d, plan.noise_std, kappa, spread),
+        theory.mean_estimation_bound(*step),
+        noise,
+        theory.noise_spread(n - f, d, noise)[1],
+        theory.stopping_radius(*step),
     )
 
 
@@ -102,6 +124,8 @@ def alternatives(now: Forecast) -> Iterator[tuple[str, Setting]]:
         yield f"f = {it.f + 1}", replace(it, f=it.f + 1)
     if it.f > 0:
         yield f"f = {it.f - 1}", replace(it, f=it.f - 1)
+    slower = 1.0 - (1.0 - it.momentum) / 2
+    yield f"momentum = {slower:.4g}", replace(it, momentum=slower)
     # Whatever changes what noise costs is compared at the same epsilon.
     target = now.epsilon if it.epsilon is None else it.epsilon
     it = replace(it, epsilon=target, noise_multiplier=None)
@@ -120,6 +144,7 @@ def as_json(now: Forecast, others: Others) -> dict[str, object]:
         "privacy": {
             "noise_multiplier": now.plan.noise_multiplier,
             "noise_std": now.plan.noise_std,
+            "momentum_noise_std": now.momentum_noise_std,
             "epsilon": now.epsilon,
             "statement": str(now.plan.statement(it.steps, it.delta)),
             "epsilon_by_sampling": by_sampling(now),
@@ -129,8 +154,12 @@ def as_json(now: Forecast, others: Others) -> dict[str, object]:
         | {
             "up_to": "constants and logarithms",
             "violated_assumptions": violations(now),
+            "proven": [term for term, lacking in by_term(now).items() if not lacking],
+            "violated_by_term": by_term(now),
         },
         "smea_bound": _terms(now.upper) | {"combined": now.upper.combined},
+        "noise_spread": now.noise_spread,
+        "stopping_radius": now.radius,
         "what_if": [
             {
                 "change": change,
@@ -139,6 +168,7 @@ def as_json(now: Forecast, others: Others) -> dict[str, object]:
                 "kappa": then.kappa,
                 "lower_bound_factor": then.lower.total / now.lower.total,
                 "smea_bound_factor": then.upper.combined / now.upper.combined,
+                "stopping_radius": then.radius,
             }
             for change, then in others
         ],
@@ -173,10 +203,16 @@ def _terms(found: theory.Trilemma) -> dict[str, object]:
 
 
 def violations(now: Forecast) -> list[str]:
-    """Name what the lower bound assumes and the setting lacks."""
+    """Name what the lower bound's theorem assumes and the setting lacks."""
+    return list(theory.lower_bound_violations(*_assumed(now)))
+
+
+def by_term(now: Forecast) -> dict[theory.Term, tuple[str, ...]]:
+    """Name, for each term of the lower bound, what its own proof lacks."""
+    return theory.term_violations(*_assumed(now))
+
+
+def _assumed(now: Forecast) -> tuple[int, int, int, float, float, float, float]:
     it = now.setting
-    return list(
-        theory.lower_bound_violations(
-            it.n, it.f, it.m, now.epsilon, it.delta, it.heterogeneity, it.clip_norm
-        )
-    )
+    privacy = (it.m, now.epsilon, it.delta)
+    return (it.n, it.f, *privacy, it.heterogeneity, it.clip_norm)

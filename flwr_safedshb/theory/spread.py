@@ -106,3 +106,33 @@ def noise_spread(h: int, d: int, noise_std: float) -> tuple[float, float]:
         return 0.0, 0.0
     unit = noise_std**2
     return unit * d * (1.0 - 1.0 / h), unit * (1.0 + math.sqrt(d / h)) ** 2
+
+
+def noise_in_momentum(
+    noise_std: float, momentum: float, steps: int | None = None
+) -> float:
+    """Return the deviation of the noise in a momentum, in every coordinate.
+
+    m_t = beta m_{t-1} + (1 - beta) (g_t + noise) holds the noises of all steps with
+    weights (1 - beta) beta^k, whose squares sum to
+    (1 - beta)/(1 + beta) (1 - beta^(2T)) after T steps. At beta = 0.99 that is 1/199 of
+    the variance of one step, for T large: what honest clients differ by, and what
+    adversaries hide in, shrinks with it.
+
+    Parameters
+    ----------
+    noise_std : float
+        sigma_DP, of a step.
+    momentum : float
+        beta, the same in all steps, in [0, 1).
+    steps : int, optional
+        T, how many steps the momentum holds; very many by default.
+    """
+    not_negative(noise_std=noise_std)
+    if not 0.0 <= momentum < 1.0:
+        raise ValueError(f"momentum={momentum} must lie in [0, 1)")
+    squares = (1.0 - momentum) / (1.0 + momentum)
+    if steps is not None:
+        positive(steps=steps)
+        squares *= 1.0 - momentum ** (2 * steps)
+    return noise_std * math.sqrt(squares)

@@ -1,6 +1,8 @@
 """`safedshb plan`: the paper's setting, targets, what-ifs and refusals."""
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +33,20 @@ def test_the_papers_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert "epsilon = 0.541 with poisson batches" in text
     # d/f = 69/3: privacy against what adversaries hide in its noise.
     assert "privacy dominates, 23 times the next" in text
-    assert "n*delta=0.0007 must be below 1/m=0.000362" in text
+    # Of the lower bound nothing is proven here, and each reason is named once.
+    assert "proven in this setting: no term." in text
+    assert "not privacy: epsilon=1.014 must be at most" in text
+    assert text.count("n*delta=0.0007 must be below 1/(8m)=4.52e-05") == 1
+    assert text.count("heterogeneity=0 must be at least clip_norm=1") == 1
+    assert "not the whole: rho must be at most 0.01" in text
+
+
+def test_the_trilemma_page_shows_what_is_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "trilemma.md").read_text()
+    (shown,) = re.findall(r"```text\n\$ safedshb plan (.*?)\n(.*?)\n```", page, re.S)
+    assert planned(capsys, shown[0]).split() == shown[1].split()
 
 
 def test_the_papers_setting_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,7 +65,48 @@ def test_the_papers_setting_as_json(capsys: pytest.CaptureFixture[str]) -> None:
         "privacy",
         "constants and logarithms",
     )
-    assert len(lower["violated_assumptions"]) == 1
+    assert len(lower["violated_assumptions"]) == 4
+    assert lower["proven"] == []
+    assert [len(x) for x in lower["violated_by_term"].values()] == [2, 1, 1]
+
+
+def test_momentum_averages_the_noise(capsys: pytest.CaptureFixture[str]) -> None:
+    still = told(capsys, PAPER + " -s 1 --momentum 0")
+    moving = told(capsys, PAPER + " -s 1")  # 0.99
+    assert still["privacy"]["momentum_noise_std"] == 0.08
+    assert moving["privacy"]["momentum_noise_std"] == pytest.approx(0.08 / 199**0.5)
+    for name in ("noise_spread", "privacy", "both", "sampling", "combined"):
+        before, after = (
+            found["smea_bound"].get(name, found.get(name)) for found in (still, moving)
+        )
+        assert before / after == pytest.approx(199.0)
+    assert moving["noise_spread"] == pytest.approx(
+        0.0064 / 199 * (1 + (69 / 4) ** 0.5) ** 2
+    )
+    # sqrt(12/199) (0.08 * 5.1533 + sqrt(2738/2762/25)).
+    assert moving["stopping_radius"] == pytest.approx(0.15013, rel=1e-3)
+    assert still["lower_bound"] == moving["lower_bound"]
+
+
+def test_what_batches_add(capsys: pytest.CaptureFixture[str]) -> None:
+    known = told(capsys, PAPER + " -s 1 --momentum 0 --gradient-std 0.5")
+    bound = theory.batch_variance(0.5, 25, 2763)
+    assert known["smea_bound"]["sampling"] == pytest.approx(
+        (0.5 + 12**0.5) ** 2 * bound
+    )
+    whole = told(capsys, SMALL + " -s 4 --momentum 0")
+    assert whole["smea_bound"]["sampling"] == 0.0
+
+
+def test_what_is_proven_in_a_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    held = "-n=10 -f=2 -m=1000 -d=50 -b=1000 -T=1 --delta=1e-6 --epsilon=0.02"
+    assert told(capsys, held)["lower_bound"]["proven"] == ["privacy"]
+    apart = told(capsys, held + " -G 1")["lower_bound"]
+    assert apart["proven"] == ["privacy", "both", "robustness"]
+    assert len(apart["violated_assumptions"]) == 1
+    text = " ".join(planned(capsys, held + " -G 1").split())
+    assert "proven in this setting: privacy, both, robustness." in text
+    assert "not the whole: rho" in text
 
 
 def test_noise_is_calibrated_to_a_target(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,7 +114,8 @@ def test_noise_is_calibrated_to_a_target(capsys: pytest.CaptureFixture[str]) -> 
     assert 1.98 <= found["privacy"]["epsilon"] <= 2.0
     noise = found["privacy"]["noise_std"]
     assert noise == 2 * found["privacy"]["noise_multiplier"] / 500
-    bound = theory.mean_estimation_bound(5, 1, 10, noise, 4 / 3, 0.01)
+    left = theory.noise_in_momentum(noise, 0.99)
+    bound = theory.mean_estimation_bound(5, 1, 10, left, 4 / 3, 0.01)
     assert found["smea_bound"]["combined"] == pytest.approx(bound.combined)
     assert found["lower_bound"]["robustness"] == pytest.approx(1e-4 / 5)
 
@@ -67,8 +124,8 @@ def test_what_if(capsys: pytest.CaptureFixture[str]) -> None:
     found = told(capsys, SMALL + " --epsilon 1")
     changes = {row["change"]: row for row in found["what_if"]}
     assert list(changes) == [
-        "n = 6", "n = 4", "f = 2", "f = 0", "m = 1000", "epsilon = 0.5", "epsilon = 2",
-        "poisson batches",
+        "n = 6", "n = 4", "f = 2", "f = 0", "momentum = 0.995", "m = 1000",
+        "epsilon = 0.5", "epsilon = 2", "poisson batches",
     ]  # fmt: skip
     # Lower bound: (d + f)/n.
     assert changes["n = 6"]["lower_bound_factor"] == pytest.approx(5 / 6)
@@ -78,6 +135,10 @@ def test_what_if(capsys: pytest.CaptureFixture[str]) -> None:
     assert changes["epsilon = 2"]["lower_bound_factor"] == pytest.approx(0.25, rel=0.03)
     assert changes["f = 0"]["kappa"] == 0.0
     assert changes["f = 0"]["smea_bound_factor"] < 0.5
+    assert changes["f = 0"]["stopping_radius"] == 0.0
+    assert changes["momentum = 0.995"]["smea_bound_factor"] == pytest.approx(
+        199 / 399, rel=1e-6
+    )
     assert changes["epsilon = 0.5"]["noise_std"] > 1.7 * found["privacy"]["noise_std"]
 
 
@@ -110,6 +171,8 @@ def test_where_robustness_dominates(capsys: pytest.CaptureFixture[str]) -> None:
         ("--delta 2", "delta=2.0 must lie in"),
         ("-G -1", "heterogeneity=-1.0 must be finite and at least 0"),
         ("-T 0", "steps=0 must be at least 1"),
+        ("--momentum 1", "momentum=1.0 must lie in [0, 1)"),
+        ("--gradient-std -1", "gradient_std=-1.0 must be finite"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_bound(

@@ -244,14 +244,19 @@ def test_without_noise_nothing_is_left_to_hide_in() -> None:
     assert check().gaps("ALIE, clients differ", seed=1)[-1] > 1e-4
 
 
-def test_the_bound_of_each_case() -> None:
+@pytest.mark.parametrize("whose", ["ours", "the paper's"])
+def test_the_bound_of_each_case(whose: str) -> None:
     few = check(noise_multiplier=1.0, batch_size=10)
     plain, attacked, apart = (
-        few.bounds(case)[-1]
+        few.bounds(case)[whose][-1]
         for case in ("no adversaries", "ALIE", "ALIE, clients differ")
     )
     assert plain.heterogeneity == attacked.heterogeneity == 0 < apart.heterogeneity
-    # sigma_b^2 = 2 * 0.8/10, d sigma_DP^2 = 5 * 0.04, of four honest clients; with
-    # kappa = 4/3 and f = 1: 0.09 + 16/3 (0.16 + 36 * 0.04 * 9/4).
+    # d sigma_DP^2 = 5 * 0.04, of four honest clients; n = 5, f = 1: kappa = 4/3, and
+    # 16/9 in the paper; sigma_b^2 = 40/49/10, and 2 * 0.8/10 in the paper.
+    kappa, batch, noise = 4 / 3, 4 / 49, 0.04 * (1 + 1.25**0.5) ** 2
+    if whose != "ours":
+        kappa, batch, noise = 16 / 9, 0.16, 36 * 0.04 * 9 / 4
+    mean = (batch + 0.2) / 4
     ratio = attacked.noise / plain.noise
-    assert ratio == pytest.approx((0.09 + 16 / 3 * (0.16 + 3.24)) / 0.09)
+    assert ratio == pytest.approx((mean + 4 * kappa * (batch + noise)) / mean)

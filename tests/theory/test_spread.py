@@ -65,6 +65,18 @@ def test_what_noise_adds(h: int, d: int) -> None:
     assert theory.noise_spread(1, d, 0.5) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
+def test_noise_in_a_momentum(momentum: float) -> None:
+    # The sum of the squares of the weights, step by step.
+    squares = 0.0
+    for steps in range(1, 60):
+        squares = momentum**2 * squares + (1 - momentum) ** 2
+        found = theory.noise_in_momentum(3.0, momentum, steps)
+        assert found == pytest.approx(3.0 * np.sqrt(squares))
+    assert theory.noise_in_momentum(1.0, 0.99) ** -2 == pytest.approx(199.0)
+    assert theory.noise_in_momentum(0.08, 0.0) == 0.08
+
+
 @pytest.mark.parametrize(
     ("vectors", "words"),
     [

@@ -1,0 +1,163 @@
+"""The convergence theorem: bounds by hand, and against a worst adversary."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from flwr_safedshb import theory
+
+CONVEX = (theory.strongly_convex_bound, theory.strongly_convex_bound_paper)
+OTHER = (theory.non_convex_bound, theory.non_convex_bound_paper)
+
+
+def test_strongly_convex_bounds_by_hand() -> None:
+    # L = 2, mu = 1/2, kappa = 1/2, Gcov = 3, sbar^2 = 1/4, L0 = 5, T = 40: T' = 1000.
+    given = (2.0, 0.5, 0.5, 3.0, 0.25, 5.0, 40)
+    paper = theory.strongly_convex_bound_paper(*given)
+    # 960/2 * 9/(1/2); 115200 * 2/4/(1000/4); 115200 * 4 * 5/(10^6/4).
+    assert paper.heterogeneity == pytest.approx(8640)
+    assert paper.noise == pytest.approx(230.4)
+    assert paper.start == pytest.approx(9.216)
+    assert paper.total == pytest.approx(8879.616)
+    ours = theory.strongly_convex_bound(*given)
+    # 2.3/2 * 9/(1/2); 302 * 2/4/(1000/4); 5.5 * 0.96^10.
+    assert ours.heterogeneity == pytest.approx(20.7)
+    assert ours.noise == pytest.approx(0.604)
+    assert ours.start == pytest.approx(5.5 * 0.96**10)
+
+
+def test_non_convex_bounds_by_hand() -> None:
+    # kappa = 1/2, Gcov = 3: 480/2 * 9 = 2160; L = 2, L0 = 5, sbar^2 = 1/4, T = 100:
+    # sqrt(1555200 * 10) (1/2)/10 = 197.18; 270 * 10/100 = 27.
+    given = (2.0, 0.5, 3.0, 0.25, 5.0, 100)
+    paper = theory.non_convex_bound_paper(*given)
+    assert paper.heterogeneity == pytest.approx(2160)
+    assert paper.noise == pytest.approx(197.18, rel=1e-4)
+    assert paper.start == pytest.approx(27)
+    # 4.04/2 * 9; 25.352 sqrt(10)/20; 5.2.
+    ours = theory.non_convex_bound(*given)
+    assert ours.heterogeneity == pytest.approx(18.18)
+    assert ours.noise == pytest.approx(25.352 * 10**0.5 / 20)
+    assert ours.start == pytest.approx(5.2)
+
+
+@pytest.mark.parametrize("bounds", [CONVEX, OTHER])
+def test_ours_is_never_the_larger(bounds: tuple) -> None:  # type: ignore[type-arg]
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        kappa, spread, variance, gap = rng.uniform(0, 5, size=4)
+        smooth = rng.uniform(0.5, 3.0)
+        first = (smooth, smooth / rng.uniform(1, 9)) if bounds is CONVEX else (smooth,)
+        steps = int(rng.integers(1, 5000))
+        given = (*first, kappa, spread, variance, gap, steps)
+        ours, paper = (bound(*given) for bound in bounds)
+        assert ours.total <= paper.total
+
+
+def test_bounds_as_the_paper_scales_them() -> None:
+    for bound in CONVEX:
+        # Late: four times the steps, T' being T.
+        early, late = (bound(2, 0.5, 0.5, 1, 1, 5, T) for T in (10**8, 4 * 10**8))
+        assert late.noise == pytest.approx(early.noise / 4, rel=1e-4)
+        assert bound(2, 0.5, 0.5, 10, 100, 5, 9).noise == pytest.approx(
+            100 * bound(2, 0.5, 0.5, 1, 1, 5, 9).noise
+        )
+        # T to infinity leaves what adversaries gain from heterogeneity; f = 0 nothing.
+        last = bound(2, 0.5, 0.5, 1, 1, 5, 10**18)
+        assert last.total == pytest.approx(last.heterogeneity, rel=1e-6)
+        assert bound(2, 0.5, 0.0, 9, 1, 5, 1).heterogeneity == 0
+
+
+@pytest.mark.parametrize("bound", OTHER)
+def test_without_convexity_as_the_paper_scales_it(
+    bound: Callable[..., theory.Bound],
+) -> None:
+    early, late = (bound(2.0, 0.5, 1.0, 1.0, 5.0, T) for T in (10**6, 4 * 10**6))
+    assert late.noise == pytest.approx(early.noise / 2, rel=1e-5)
+    assert late.start == pytest.approx(early.start / 4)
+    last = bound(2.0, 0.5, 1.0, 1.0, 5.0, 10**18)
+    assert last.total == pytest.approx(last.heterogeneity, rel=1e-6)
+    assert bound(2.0, 0.0, 9.0, 1.0, 5.0, 1).heterogeneity == 0
+
+
+def test_the_papers_bound_at_the_start_is_what_its_proof_has() -> None:
+    # T' = a1 L/mu + T: twice the gap at T = 0, where the printed T would be infinite.
+    bound = theory.strongly_convex_bound_paper(1.0, 0.25, 0.0, 0.0, 0.0, 3.0, 1)
+    assert bound.start == pytest.approx(6.0, rel=0.01)
+
+
+class Worst:
+    """A quadratic loss, and adversaries who use all that kappa allows in every step.
+
+    L = sum_j c_j theta_j^2/2 with c from mu to 1; honest clients differ by a constant
+    along the flat direction, so that Gcov is the same for all models.
+    """
+
+    mu, h, d, gap = 0.25, 4, 20, 1.0
+
+    def __init__(self, kappa: float, noise: float, spread: float) -> None:
+        self.kappa, self.noise, self.spread = kappa, noise, spread
+        self.curvatures = np.linspace(self.mu, 1.0, self.d)
+        self.offsets = np.zeros((self.h, self.d))
+        self.offsets[:, 0] = spread * np.array([1, -1, 1, -1])
+
+    def run(
+        self, rates: list[float], betas: list[float], seed: int
+    ) -> tuple[float, float]:
+        """Return L(theta_T) - L*, and the mean of ||grad L||^2 over the iterates."""
+        rng = np.random.default_rng(seed)
+        theta, momentums = np.zeros(self.d), np.zeros((self.h, self.d))
+        theta[0] = np.sqrt(2 * self.gap / self.mu)
+        squares = []
+        for rate, beta in zip(rates, betas, strict=True):
+            gradient = self.curvatures * theta
+            squares.append(gradient @ gradient)
+            drawn = gradient + self.offsets + self.noise * rng.normal(size=(self.h, 20))
+            momentums = beta * momentums + (1 - beta) * drawn
+            top = theory.heterogeneity(momentums)[1]
+            against = -gradient / np.linalg.norm(gradient)
+            aggregate = momentums.mean(axis=0) + np.sqrt(self.kappa) * top * against
+            theta = theta - rate * aggregate
+        return float(self.curvatures @ theta**2) / 2, float(np.mean(squares))
+
+    @property
+    def variance(self) -> float:
+        return theory.effective_variance(4, 0, 20, 0.0, self.noise, self.kappa)
+
+
+CASES = [(0.0, 0.1, 0.0), (1.0, 0.1, 0.0), (12.0, 0.1, 0.1), (12.0, 0.0, 0.1)]
+
+
+@pytest.mark.parametrize(("kappa", "noise", "spread"), CASES)
+@pytest.mark.parametrize("steps", [64, 600])
+def test_no_adversary_beats_the_strongly_convex_bound(
+    kappa: float, noise: float, spread: float, steps: int
+) -> None:
+    problem = Worst(kappa, noise, spread)
+    schedule = theory.StronglyConvex(1.0, problem.mu)
+    rates = [schedule.learning_rate(t) for t in range(steps)]
+    betas = [schedule.momentum(max(t - 1, 0)) for t in range(steps)]
+    found = np.mean([problem.run(rates, betas, seed)[0] for seed in range(8)])
+    bound = theory.strongly_convex_bound(
+        1.0, problem.mu, kappa, spread, problem.variance, problem.gap, steps
+    )
+    assert found <= bound.total
+    # Within a factor of 50 where adversaries act: the constants are no decoration.
+    assert kappa == 0.0 or bound.total <= 50 * found
+
+
+@pytest.mark.parametrize(("kappa", "noise", "spread"), CASES)
+@pytest.mark.parametrize("steps", [1, 8, 400])
+def test_no_adversary_beats_the_non_convex_bound(
+    kappa: float, noise: float, spread: float, steps: int
+) -> None:
+    problem = Worst(kappa, noise, spread)
+    std = float(np.sqrt(problem.variance))
+    schedule = theory.NonConvex(1.0, problem.gap, std, steps)
+    rates, betas = [schedule.learning_rate] * steps, [schedule.momentum] * steps
+    found = np.mean([problem.run(rates, betas, seed)[1] for seed in range(8)])
+    bound = theory.non_convex_bound(
+        1.0, kappa, spread, problem.variance, problem.gap, steps
+    )
+    assert found <= bound.total
