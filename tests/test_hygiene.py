@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from packaging.requirements import Requirement
 
 from flwr_safedshb.client.client import RefusedError, client_app
+from flwr_safedshb.exchange import arrays as exchanged
 from flwr_safedshb.exchange.arrays import Template
-from flwr_safedshb.flower import codec
 from flwr_safedshb.flower.compat import identify
 from flwr_safedshb.server.screening import Excluded, screen
 from simulations.loopback import ROOT
@@ -142,8 +142,7 @@ def test_a_reply_larger_than_the_model_is_refused_before_it_is_decoded(
     def decode(array: Array) -> None:
         raise AssertionError("decoded")
 
-    monkeypatch.setattr(codec, "decode", decode)
-    monkeypatch.setattr(codec, "split", decode)
+    monkeypatch.setattr(exchanged, "_split", decode)
     identify(1)
     asked = Message(RecordDict(), dst_node_id=2, message_type="train")
     # The first array is in order: sizes are looked at before any array is.

@@ -29,8 +29,7 @@ from flwr_safedshb.client.node import RefusedError, admit
 from flwr_safedshb.client.step import Step, take_step
 from flwr_safedshb.exchange.arrays import Arrays, read, written
 from flwr_safedshb.exchange.model import ModelArrays
-from flwr_safedshb.flower.compat import Mod, refilled
-from flwr_safedshb.flower.mods import objection
+from flwr_safedshb.flower.compat import Mod, objection, refilled
 from flwr_safedshb.privacy.clipping.checks import UnsupportedModelError
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients, Loss
 from flwr_safedshb.privacy.gaussian import Data, PrivateDataError

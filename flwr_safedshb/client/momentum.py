@@ -45,11 +45,6 @@ class Past:
     newest: Kept
     anchor: Kept
 
-    @property
-    def momentum(self) -> Vector:
-        """m_{t-1}, if no step was missed."""
-        return self.newest.momentum
-
 
 def recall(session: str, step: int, context: Context, ledger: Ledger | None) -> Past:
     """Return what `step` of a run starts from; a new run starts from zero."""

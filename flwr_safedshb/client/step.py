@@ -71,7 +71,7 @@ def finish(client: SafeDSHBClient, step: Step, gradient: Vector) -> Arrays:
     past = recall(step.session, step.number, client.context, client.ledger)
     # Line 4: m_t = beta m_{t-1} + (1 - beta) g~_t.
     exact = np.multiply(gradient, 1.0 - step.momentum, dtype=np.float64)
-    exact += step.momentum * past.momentum
+    exact += step.momentum * past.newest.momentum
     momentum = exact.astype(np.float32)
     keep(step, momentum, past, client.context, client.ledger)
     return client.arrays.split(momentum)

@@ -2,15 +2,14 @@
 
 The public packages of Flower are ``flwr.app``, ``flwr.clientapp``, ``flwr.serverapp``,
 ``flwr.client``, ``flwr.common`` and ``flwr.simulation``; a release may change
-everything else. What this package needs of that is here, and importing this module
-checks that each name still means what it is taken for. If one does not, the import
-fails and says with which version of Flower.
+everything else. What an app needs of that is here; `assumptions` checks it, and `fleet`
+has what the gate needs.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib import import_module, metadata
 from types import CodeType, FrameType
 from typing import Any, TypeVar, cast
@@ -26,10 +25,12 @@ from flwr.app import (
     RecordDict,
     UserConfig,
 )
+from flwr.client import mod as client_mods
+from flwr.clientapp import mod as clientapp_mods
 from flwr.serverapp import Grid
 
-_VERSION = metadata.version("flwr")
-_REMEDY = "install flwr>=1.41,<2 as in constraints.txt"
+VERSION = metadata.version("flwr")
+REMEDY = "install flwr>=1.41,<2 as in constraints.txt"
 
 try:
     from flwr.client.mod.utils import make_ffn
@@ -39,10 +40,19 @@ try:
     from flwr.supercore.task_identity import TaskIdentity
 except ImportError as error:
     raise ImportError(
-        f"flwr {_VERSION} lacks a name that flwr_safedshb needs ({error}); {_REMEDY}"
+        f"flwr {VERSION} lacks a name that flwr_safedshb needs ({error}); {REMEDY}"
     ) from error
 
-__all__ = ["SUPERLINK_NODE_ID", "ErrorCode", "Mod", "Run", "SType"]
+__all__ = [
+    "SUPERLINK_NODE_ID",
+    "ErrorCode",
+    "Mod",
+    "Run",
+    "TaskIdentity",
+    "make_ffn",
+]
+
+NUMPY = SType.NUMPY
 
 T = TypeVar("T", Array, Metadata)
 Record = ArrayRecord | ConfigRecord | MetricRecord
@@ -56,7 +66,7 @@ def identify(run_id: int) -> None:
     TaskIdentity.task_id = 1
 
 
-def number(message: Message, message_id: str) -> None:
+def set_id(message: Message, message_id: str) -> None:
     """Give a message the id that a SuperLink would give it."""
     message.metadata.__dict__["_message_id"] = message_id
 
@@ -77,9 +87,9 @@ def refilled(record: R, entries: Mapping[str, object]) -> R:
 
 
 def plain_array(dtype: str, shape: tuple[int, ...], data: bytes) -> Array:
-    """Return the same as ``Array(dtype, shape, SType.NUMPY, data)``."""
+    """Return the same as ``Array(dtype, shape, NUMPY, data)``."""
     array = Array.__new__(Array)
-    array.__dict__.update(dtype=dtype, shape=shape, stype=SType.NUMPY, data=data)
+    array.__dict__.update(dtype=dtype, shape=shape, stype=NUMPY, data=data)
     return array
 
 
@@ -114,6 +124,57 @@ def _copied_record(record: Record) -> Record:
 
 
 # ---- mods ---------------------------------------------------------------------------
+# A mod wraps a ClientApp and may change what it replies. A private client replies with
+# a momentum, which must arrive as it was sent.
+
+
+_CLIPS = (
+    "clips the difference of the reply and the model, and this client's reply is a "
+    "momentum, which is private already and must arrive as it is;"
+)
+_HIDES = (
+    "hides the single replies, which the server needs to tell the adversarial ones; "
+    "the momentums are private without it;"
+)
+_UNKNOWN = (
+    "is no mod that is known to leave the reply as it is; if it does, name it in "
+    "trusted_mods of the SafeDSHBClient, else"
+)
+# By kind: to tell a user why is kinder than to say that a mod is not known.
+_LOCAL_DP = (clientapp_mods.LocalDpMod, client_mods.LocalDpMod)
+_CLIPPING = (
+    clientapp_mods.fixedclipping_mod,
+    clientapp_mods.adaptiveclipping_mod,
+    client_mods.fixedclipping_mod,
+    client_mods.adaptiveclipping_mod,
+)
+_SECURE_AGGREGATION = (client_mods.secagg_mod, client_mods.secaggplus_mod)
+_HARMLESS = (
+    clientapp_mods.message_size_mod,
+    clientapp_mods.arrays_size_mod,
+    client_mods.message_size_mod,
+    client_mods.arrays_size_mod,
+)
+
+
+def objection(trusted: Collection[Mod] = ()) -> str | None:
+    """Say why the caller must not work under the mods around it, if it must not.
+
+    Parameters
+    ----------
+    trusted : collection of mods
+        Which leave the reply as it is, says the user.
+    """
+    for mod in mods_at_work():
+        if mod in _HARMLESS or mod in trusted:
+            continue
+        name = getattr(mod, "__name__", type(mod).__name__)
+        if isinstance(mod, _LOCAL_DP) or mod in _CLIPPING:
+            reason = _CLIPS
+        else:
+            reason = _HIDES if mod in _SECURE_AGGREGATION else _UNKNOWN
+        return f"{name} {reason} remove it from the ClientApp's mods"
+    return None
 
 
 def mods_at_work() -> Iterator[Mod]:
@@ -165,7 +226,7 @@ def client_process() -> Callable[[], None]:
     """Return Flower's program ``flwr-clientapp``, imported."""
     found = metadata.entry_points(group="console_scripts", name="flwr-clientapp")
     if not found:
-        raise ImportError(f"flwr {_VERSION} has no program flwr-clientapp; {_REMEDY}")
+        raise ImportError(f"flwr {VERSION} has no program flwr-clientapp; {REMEDY}")
     return cast(Callable[[], None], next(iter(found)).load())
 
 
@@ -182,74 +243,3 @@ def parsed_config(arguments: list[str]) -> UserConfig:
 def _config() -> Any:
     # A tenth of a second to import, and no client needs it.
     return import_module("flwr.common.config")
-
-
-# ---- self-check ---------------------------------------------------------------------
-
-
-def _findings() -> Iterator[tuple[str, bool]]:
-    """Yield what is taken for granted, and whether it holds."""
-    for name in ("run_id", "node_id", "task_id"):
-        found = getattr(type(TaskIdentity), name, None)
-        yield (
-            f"TaskIdentity.{name} can be set",
-            getattr(found, "fset", None) is not None,
-        )
-    info = Metadata(1, "a", 2, 3, "b", "", 0.0, 1.0, "train")
-    config = ConfigRecord({"x": [1, 2]})
-    arrays = ArrayRecord({"y": Array("int64", (), SType.NUMPY, b"")})
-    message = Message(RecordDict({"c": config, "d": arrays}), metadata=info)  # type: ignore[call-overload]
-    copy = delivered(message)
-    yield "records keep their entries in _data", copy.content == message.content
-    cast(list[int], copy.content["c"]["x"]).append(3)
-    copy.content["e"] = ConfigRecord()
-    copy.content.array_records["d"]["y"].data = b"changed"
-    yield (
-        "copies share nothing",
-        (config["x"] == [1, 2] and "e" not in message.content and not arrays["y"].data),
-    )
-    number(copy, "other")
-    redirect(copy, "another")
-    yield (
-        "metadata has _message_id and _reply_to_message_id",
-        (
-            (info.message_id, info.reply_to_message_id) == ("a", "b")
-            and copy.metadata.message_id == "other"
-            and copy.metadata.reply_to_message_id == "another"
-        ),
-    )
-    made = plain_array("int64", (), b"")
-    yield "an Array is four values", made == arrays["y"] and made.is_dirty
-    seen: list[Mod] = []
-
-    def look(message: Message, context: Context) -> Message:
-        seen.extend(mods_at_work())
-        return message
-
-    make_ffn(look, [_idle_mod, _idle_mod])(message, cast(Context, None))
-    yield "mods at work can be seen", seen == [_idle_mod, _idle_mod]
-
-
-def check() -> None:
-    """Compare Flower with what is taken for granted about it.
-
-    Raises
-    ------
-    ImportError
-        Naming the version of Flower and what does not hold.
-    """
-    wrong, cause = [], None
-    try:
-        for claim, holds in _findings():
-            wrong += [] if holds else [f"it does not hold that {claim}"]
-    except Exception as error:
-        wrong.append(f"{type(error).__name__}: {error}")
-        cause = error
-    if wrong:
-        raise ImportError(
-            f"flwr {_VERSION} is not as flwr_safedshb knows it ({'; '.join(wrong)}); "
-            f"{_REMEDY}"
-        ) from cause
-
-
-check()

@@ -5,7 +5,6 @@ So every Flower strategy can be attacked unchanged, and no strategy holds attack
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -15,9 +14,8 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flwr_safedshb.attacks.base import Aggregate, Floats
-from flwr_safedshb.exchange.arrays import read
-from flwr_safedshb.flower import codec
-from flwr_safedshb.flower.compat import copied, number, refilled, same
+from flwr_safedshb.exchange.arrays import encoded, read
+from flwr_safedshb.flower.compat import copied, refilled, same, set_id
 from flwr_safedshb.flower.grid import WrappedGrid
 
 # From honest vectors of shape (h, d), by node id, to f vectors; an `Attack` is one.
@@ -125,7 +123,7 @@ class AdversarialGrid(WrappedGrid):
             if training and message.metadata.dst_node_id in malicious:
                 self._intercepted += 1
                 message_id = f"intercepted-{self._intercepted}"
-                number(message, message_id)
+                set_id(message, message_id)
                 step.intercepted[message_id] = message
             else:
                 passed.append(message)
@@ -147,7 +145,7 @@ class AdversarialGrid(WrappedGrid):
         sent = self._attack(vectors, len(asked), self._rng, self._aggregate)
         for message, vector in zip(asked, sent, strict=True):
             reply = Message(replaced(honest[0].content, vector), reply_to=message)
-            number(reply, f"{message.metadata.message_id}-reply")
+            set_id(reply, f"{message.metadata.message_id}-reply")
             yield reply
 
 
@@ -173,15 +171,14 @@ def replaced(content: RecordDict, vector: NDArray[np.floating]) -> RecordDict:
     key, record = next(iter(content.array_records.items()))
     arrays = {}
     start = 0
-    for name, array in record.items():
-        (shape, _, dtype), _ = codec.split(array)
-        size = math.prod(shape)
+    for (name, array), old in zip(record.items(), read(record), strict=True):
+        part = vector[start : start + old.size]
         with np.errstate(over="ignore", invalid="ignore"):
-            values = vector[start : start + size].astype(dtype).reshape(shape)
+            values = part.astype(old.dtype).reshape(old.shape)
         # What a NumPyClient sends declares neither shape nor dtype.
         arrays[name] = same(array)
-        arrays[name].data = codec.encode(values).data
-        start += size
+        arrays[name].data = encoded(values).data
+        start += old.size
     copy = copied(content)
     copy[key] = refilled(record, arrays)
     return copy

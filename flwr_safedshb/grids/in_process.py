@@ -22,7 +22,7 @@ from flwr_safedshb.flower.compat import (
     copied,
     delivered,
     identify,
-    number,
+    set_id,
 )
 from flwr_safedshb.flower.grid import SimulatedGrid
 
@@ -157,7 +157,7 @@ class InProcessGrid(SimulatedGrid):
     def number(self, message: Message) -> None:
         """Give a message the id that another engine's SuperLink would give it."""
         self._sent += 1
-        number(message, f"{self._run.run_id}-{self._sent}")
+        set_id(message, f"{self._run.run_id}-{self._sent}")
 
     def working_context(self, message: Message) -> Context | None:
         """Return a copy of a node's Context, or None if there is no such node."""
@@ -208,7 +208,7 @@ class InProcessGrid(SimulatedGrid):
             reply = Message(Error(code, reason), reply_to=message)
         else:
             self._contexts[node_id].state = state
-        number(reply, f"{message.metadata.message_id}-reply")
+        set_id(reply, f"{message.metadata.message_id}-reply")
         return reply
 
 

@@ -1,27 +1,28 @@
 """What a reply is worth before it is aggregated: its layers, or why it is excluded.
 
-Each reply is looked at alone, and nothing in it is taken at its word: the decoded
-values are checked, not the shape and dtype that are declared beside them; sizes are
-compared with the model's before anything is decoded; nothing is ever unpickled. Weights
-and metrics that a client reports are not read at all. No reply makes this raise.
+Each reply is collected and looked at alone, and nothing in it is taken at its word: the
+decoded values are checked, not the shape and dtype that are declared beside them; sizes
+are compared with the model's before anything is decoded; nothing is ever unpickled.
+Weights and metrics that a client reports are not read. No reply makes this raise.
 """
 
 from __future__ import annotations
 
-import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Literal
 
+import httpx
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from numpy.typing import NDArray
 
-from flwr_safedshb.exchange.arrays import Template
-from flwr_safedshb.flower import codec
+from flwr_safedshb.exchange.arrays import MisfitError, Template
+from flwr_safedshb.flower.grid import WrappedGrid
 
 Reason = Literal[
     "missing",
@@ -44,8 +45,63 @@ DTYPE = np.dtype("<f4")
 # examples, a NumPyClient that, its metrics and its status.
 _MAX_METRIC_RECORDS = 1
 _MAX_CONFIG_RECORDS = 2
+# Between two looks for replies, where a Grid does not say.
+_POLL_SECONDS = 3.0
 # Characters of a node's own words in the log.
 _MAX_WORDS = 300
+
+
+class CarefulGrid(WrappedGrid):
+    """A Grid of which one unreadable reply costs no other reply.
+
+    Other Grids turn the bytes of all replies into objects in one call. Bytes that are
+    no such objects make it fail, and one client could end a run.
+    """
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Send messages and return the replies that came in time and could be read.
+
+        Raises
+        ------
+        OSError, httpx.HTTPError
+            If the network failed rather than a reply.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        # A message that could not be sent has no id.
+        pushed = self.grid.push_messages(messages)
+        waiting = [message_id for message_id in pushed if message_id]
+        replies: list[Message] = []
+        while waiting:
+            left = []
+            for message_id in waiting:
+                found = self._pull(message_id)
+                if found is not None:
+                    replies += found
+                    left += [] if found else [message_id]
+            if len(left) == len(waiting) and not self._pause(deadline):
+                break
+            waiting = left
+        return replies
+
+    def _pull(self, message_id: str) -> list[Message] | None:
+        """Return the reply if it is there, and None if it can never be read."""
+        try:
+            return list(self.grid.pull_messages([message_id]))
+        except (OSError, httpx.HTTPError):
+            raise
+        except Exception as error:
+            log(WARNING, "A reply cannot be read: %s", type(error).__name__)
+            return None
+
+    def _pause(self, deadline: float | None) -> bool:
+        """Wait before asking again; False if the time is up."""
+        interval = float(getattr(self.grid, "pull_interval", _POLL_SECONDS))
+        if deadline is not None:
+            interval = min(interval, deadline - time.monotonic())
+        time.sleep(max(interval, 0.0))
+        return interval > 0.0
 
 
 @dataclass(frozen=True)
@@ -78,19 +134,17 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Screened:
-    """Replies that passed, with their nodes, and how many did not, by reason."""
+    """Replies that passed, with their nodes, and how many did not, by reason.
+
+    Attributes
+    ----------
+    proven : int
+        How many were such as only an adversary sends.
+    """
 
     accepted: list[tuple[int, Accepted]]
     excluded: Counter[Reason]
-
-    @property
-    def proven(self) -> int:
-        """How many replies only an adversary sends."""
-        return sum(
-            count
-            for reason, count in self.excluded.items()
-            if Excluded(reason).is_proof
-        )
+    proven: int
 
 
 def screen_all(
@@ -120,7 +174,8 @@ def screen_all(
         excluded["missing"] = len(waiting)
         log(INFO, "\t> No reply from %s", ", ".join(map(str, waiting.values())))
     accepted.sort(key=lambda pair: pair[1].encoded)
-    return Screened(accepted, excluded)
+    proven = sum(n for reason, n in excluded.items() if Excluded(reason).is_proof)
+    return Screened(accepted, excluded, proven)
 
 
 def screen(template: Template, reply: Message) -> Accepted | Excluded:
@@ -144,31 +199,14 @@ def _screened(template: Template, reply: Message) -> Accepted | Excluded:
         or _count(records, ConfigRecord) > _MAX_CONFIG_RECORDS
     ):
         return Excluded("extra-record")
-    ordered = template.ordered(arrays[0])
-    if ordered is None:
-        return Excluded("wrong-keys")
-    sizes = [math.prod(shape) * DTYPE.itemsize for shape in template.shapes]
-    for array, size in zip(ordered, sizes, strict=True):
-        if len(array.data) > codec.MAX_OVERHEAD + size:
-            return Excluded("too-large")
-    layers = []
-    for array, shape in zip(ordered, template.shapes, strict=True):
-        layer = _decoded(array, shape)
-        if isinstance(layer, Excluded):
-            return layer
-        layers.append(layer)
-    return Accepted(layers, tuple(array.data for array in ordered))
-
-
-def _decoded(array: Array, shape: tuple[int, ...]) -> NDArray[np.float32] | Excluded:
-    header, start = codec.split(array)
-    found, _, dtype = header
-    if dtype != DTYPE:
-        return Excluded("wrong-dtype")
-    if found != shape:
-        return Excluded("wrong-shape")
-    layer = codec.read(array, header, start).view(np.float32)
-    return layer if np.isfinite(layer).all() else Excluded("not-finite")
+    try:
+        found, encoded = template.fitted(arrays[0], DTYPE)
+    except MisfitError as error:
+        return Excluded(error.reason)
+    layers = [layer.view(np.float32) for layer in found]
+    if not all(np.isfinite(layer).all() for layer in layers):
+        return Excluded("not-finite")
+    return Accepted(layers, encoded)
 
 
 def _count(records: Sequence[object], kind: type) -> int:

@@ -32,7 +32,6 @@ from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.aggregation.rule import Rule
 from flwr_safedshb.exchange.arrays import Template
 from flwr_safedshb.flower.compat import refilled
-from flwr_safedshb.flower.grid import CarefulGrid
 from flwr_safedshb.server.checkpoint import (
     Progress,
     Settings,
@@ -51,6 +50,7 @@ from flwr_safedshb.server.participation import (
 )
 from flwr_safedshb.server.round import Round, conclude
 from flwr_safedshb.server.schedules import Schedule, rates_at
+from flwr_safedshb.server.screening import CarefulGrid
 from flwr_safedshb.server.summary import log_settings
 
 Output = Literal["last", "uniform"]

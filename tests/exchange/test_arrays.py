@@ -1,10 +1,20 @@
-"""Arrays by name: what is written is read again, and other names are told."""
+"""Arrays by name, and the same bytes and values as numpy's own functions."""
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
 
-from flwr_safedshb.exchange.arrays import Template, read, written
+from flwr_safedshb.exchange.arrays import (
+    MisfitError,
+    Template,
+    encoded,
+    read,
+    written,
+)
 
 MODEL = ArrayRecord(
     {"weight": Array(np.ones((2, 3), np.float32)), "count": Array(np.array(5))}
@@ -16,11 +26,11 @@ def test_what_is_written_is_read_again_under_the_same_names() -> None:
     record = written(MODEL, values)
     assert isinstance(record, ArrayRecord)
     assert list(record) == ["weight", "count"]
-    for found, given, flowers in zip(
+    for found, sent, flowers in zip(
         read(record), values, record.to_numpy_ndarrays(), strict=True
     ):
-        assert found.dtype == given.dtype
-        assert np.array_equal(found, given)
+        assert found.dtype == sent.dtype
+        assert np.array_equal(found, sent)
         assert np.array_equal(found, flowers)
     assert read(MODEL)[1] == 5  # another record, and not this one with other values
 
@@ -36,13 +46,50 @@ def test_what_is_read_cannot_be_written_to() -> None:
 
 
 def test_a_template_orders_by_name_or_by_number_and_takes_no_others() -> None:
-    template = Template.of(MODEL)
-    assert template == Template(("weight", "count"), ((2, 3), ()))
-    weight, count = MODEL.values()
-    for names in (("count", "weight"), ("1", "0")):
-        record = ArrayRecord(dict(zip(names, (count, weight), strict=True)))
-        assert template.ordered(record) == [weight, count]
-    for wrong in ({"weight": weight}, {"0": weight, "count": count}, {}):
-        assert template.ordered(ArrayRecord(wrong)) is None
-    more = {"weight": weight, "count": count, "more": count}
-    assert template.ordered(ArrayRecord(more)) is None
+    dtype = np.dtype("<f4")
+    arrays = {name: Array(np.full(2, i, "f4")) for i, name in enumerate("ab")}
+    template = Template.of(ArrayRecord(arrays))
+    assert template == Template(("a", "b"), ((2,), (2,)))
+    for names in ("ba", "10"):
+        values = (arrays["b"], arrays["a"])
+        record = ArrayRecord(dict(zip(names, values, strict=True)))
+        layers, data = template.fitted(record, dtype)
+        assert [layer[0] for layer in layers] == [0, 1]
+        assert data == (arrays["a"].data, arrays["b"].data)
+    for names in ("a", "0b", "", "abc"):
+        record = ArrayRecord(dict.fromkeys(names, arrays["a"]))
+        with pytest.raises(MisfitError) as caught:
+            template.fitted(record, dtype)
+        assert caught.value.reason == "wrong-keys"
+
+
+DTYPES = st.sampled_from(["<f4", "<f8", "<f2", "<i8", "|b1", ">f4", "<c8"])
+
+
+@given(hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, min_side=0)), st.booleans())
+def test_same_as_flower(values: NDArray[np.generic], transposed: bool) -> None:
+    values = values.T if transposed else values
+    ours, flowers = encoded(values), Array(np.ascontiguousarray(values))
+    if values.ndim:  # numpy makes one axis of none there
+        assert ours == flowers
+    assert np.array_equal(ours.numpy(), values, equal_nan=values.dtype.kind in "fc")
+    decoded = read(ArrayRecord({"x": Array(values)}))[0]
+    assert decoded.shape == values.shape
+    assert decoded.dtype == values.dtype
+    assert decoded.tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "no .npy data"),
+        (b"PK\x03\x04", "no .npy data"),
+        (b"\x93NUMPY\x01\x00\xff\xff", "a header of 65545 bytes in 10 bytes"),
+        (encoded(np.zeros(3)).data[:-1], "buffer size must be a multiple"),
+        (encoded(np.zeros(3)).data[:-8], "cannot reshape"),
+        (encoded(np.zeros(3)).data.replace(b"<f8'", b"|O' "), "objects"),
+    ],
+)
+def test_other_bytes_are_refused(data: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read(ArrayRecord({"x": Array("float64", (3,), "numpy.ndarray", data)}))

@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation import SMEA, Average, Krum, Median, Rule
 from flwr_safedshb.aggregation.gram import Clients
-from flwr_safedshb.flower.grid import CarefulGrid, WrappedGrid
+from flwr_safedshb.flower.grid import WrappedGrid
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.server.participation import malicious_bound
+from flwr_safedshb.server.screening import CarefulGrid
 from flwr_safedshb.server.strategy import SafeDSHB
 from tests.federation import (
     Spoil,
