@@ -17,7 +17,13 @@ from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 from flwr_safedshb.aggregation.gram import FloatArray
 from flwr_safedshb.aggregation.rule import GramRule, Notion, Weighing, check_gram
 from flwr_safedshb.aggregation.spectral import single_threaded
-from flwr_safedshb.theory import filter_eta, kappa_filter
+from flwr_safedshb.theory import (
+    filter_certificate,
+    filter_eta,
+    kappa_filter,
+    kappa_filter_agnostic,
+    kappa_filter_paper,
+)
 
 # Projections whose squares differ by less than this factor are equal.
 RESOLUTION = 1e-9
@@ -29,38 +35,29 @@ DENSE = 128
 class Filter(GramRule):
     r"""Iterative down-weighting along the top eigenvector of the covariance.
 
-    Stops when the top eigenvalue s2 is at most eta sigma_0^2, with
-    eta = 2n(n-f)/(n-2f)^2, or before the mass sum_i c_i of the weights falls to
-    `min_mass`; then it returns the mean with the smallest s2 that it saw. With a valid
-    sigma_0 the first test always comes first, and the proved bound stands. With
+    Stops when the top eigenvalue s2 is at most e sigma_0^2, e = 2(n-f)/(n-2f), or
+    before the mass sum_i c_i of the weights falls to `min_mass`; then it returns the
+    mean with the smallest s2 that it saw. The paper's e is n/(n-2f) times larger, and
+    so is its constant. With a valid sigma_0 the first test always comes first. With
     sigma_0 = 0 the second keeps it sane: run to the end (`min_mass=0`, the paper's
     experiments), all weight is left on one single vector.
 
-    Formal guarantees
-    -----------------
-    With sigma_0 = 0, the default stop and f < n/3, for every S of n - f vectors,
-    lambda_S the top eigenvalue of their covariance and e = 2(n-f)/(n-2f):
-    ||out - mean_S||^2 <= 2f/(n-3f) (1 + sqrt(e))^2 lambda_S. Proof in two steps.
+    Formal guarantees, with proofs in `flwr_safedshb.theory.filtering`
+    ------------------------------------------------------------------
+    For every S of n - f vectors, lambda_S the top eigenvalue of their covariance:
 
-    1. *A mean with s2 <= e lambda_S comes before the mass falls to n - 2f.* Let h and a
-       be the masses of S and of the others, M = h + a, and W <= (n-f) lambda_S the
-       scatter of S about its weighted mean along v. The means of the two parts are
-       apart by no more than M s2 - W allows, so the scatter of S about the common mean
-       is at most W + (a/M)(M s2 - W) <= (n-f) lambda_S + a s2. While s2 > e lambda_S
-       and h - a >= n - 2f, that is less than M s2/2: S loses less weight than the
-       others, h - a grows, and as these lose f at most, M > n - 2f.
-    2. *Means of like weights are near.* Weights of sum 1 that share o with the uniform
-       ones of S have their means within sqrt((1-o)/o) (sqrt(s2) + sqrt(lambda_S)). A
-       mass above n - 2f shares at least (n-3f)/(n-f) with any S.
+    - with sigma_0^2 >= lambda_S: ||out - mean_S||^2 <= 3f/(n-2f) sigma_0^2;
+    - with sigma_0 = 0, the default stop and f < n/3:
+      ||out - mean_S||^2 <= f/(n-3f) (sqrt(2) + sqrt(e))^2 lambda_S;
+    - without a bound and for any f: a constant of each answer's own, in its `Weighing`.
 
-    For f >= n/3 step 2 is void: what is left may be f colluders alone, whose equal
-    vectors have s2 = 0. So there a mean counts only if it shares at least
-    ((n-2f)/(n-f))^3 with every S; equal weights on n - f vectors share (n-2f)/(n-f).
-    Then (1-o)/o is finite at least. No proof comes with it, for step 1 may need a mean
-    that does not count, and the more is asked for the more often: with the square in
-    place of the cube ALIE gains. A larger `min_mass` would be no remedy at all: to drop
-    f equal vectors far away takes the mass to n(n-2f)/(n-f) at once, less than f for
-    n = 7, f = 3; stopped before that, the rule is the plain mean.
+    For f >= n/3 what is left may be f colluders alone, whose equal vectors have s2 = 0.
+    So there a mean counts only if it shares at least ((n-2f)/(n-f))^3 with every S;
+    equal weights on n - f vectors share (n-2f)/(n-f). The more is asked for, the more
+    often the best mean does not count: with the square in place of the cube ALIE gains.
+    A larger `min_mass` would be no remedy at all: to drop f equal vectors far away
+    takes the mass to n(n-2f)/(n-f) at once, less than f for n = 7, f = 3; stopped
+    before that, the rule is the plain mean.
 
     Parameters
     ----------
@@ -75,8 +72,6 @@ class Filter(GramRule):
     spectral_bound: float = 0.0
     min_mass: float | None = None
 
-    notion: ClassVar[Notion] = "spectral bound"
-
     def __post_init__(self) -> None:
         if not 0.0 <= self.spectral_bound < np.inf:
             raise ValueError(
@@ -85,9 +80,21 @@ class Filter(GramRule):
         if self.min_mass is not None and not 0.0 <= self.min_mass < np.inf:
             raise ValueError(f"min_mass={self.min_mass} must be finite and at least 0")
 
+    @property
+    def notion(self) -> Notion:
+        """In units of `spectral_bound` where that is given."""
+        return "spectral bound" if self.spectral_bound > 0.0 else "spectral"
+
     def kappa(self, n: int, f: int) -> float | None:
-        """Return the constant in units of `spectral_bound`; None where that is 0."""
-        constant = kappa_filter(n, f)
+        """Return the constant in units of `spectral_bound`, or of the eigenvalue."""
+        if self.spectral_bound > 0.0:
+            return kappa_filter(n, f)
+        proven = kappa_filter_agnostic(n, f)
+        return proven if self.min_mass in (None, n - 2.0 * f) else None
+
+    def paper_kappa(self, n: int, f: int) -> float | None:
+        """Return the paper's constant, for a bound and its own larger stop."""
+        constant = kappa_filter_paper(n, f)
         return constant if self.spectral_bound > 0.0 else None
 
     @single_threaded
@@ -99,15 +106,18 @@ class Filter(GramRule):
         stop = filter_eta(n, f) * self.spectral_bound
         shared = self._least_share(n, f)
         c, least, best = np.ones(n), np.inf, np.ones(n)
-        start = None
+        # The smallest s2 of a mass above n - 2f: at most e lambda_S for every S.
+        lowest, start = np.inf, None
         # Every turn takes at least one weight to zero.
         while True:
             value, projections, start = _top(gram, c, start)
             counts = shared == 0.0 or least_share(c, f) >= shared
             if counts and value < least:
                 least, best = value, c
+            if c.sum() > n - 2.0 * f or f == 0:
+                lowest = min(lowest, value)
             if value <= stop:
-                return self._weighing(best, least, self.kappa(n, f))
+                return self._weighing(best, least, lowest, f)
             squares = np.where(c > 0.0, projections**2, 0.0)
             # Equal vectors must go together: a remnant of one, left by round-off, would
             # stick out most in the next turn and shrink the others once more.
@@ -118,7 +128,7 @@ class Filter(GramRule):
                 # last mean.
                 if min_mass == 0.0:
                     least, best = value, c
-                return self._weighing(best, least, None)
+                return self._weighing(best, least, lowest, f)
             c = shrunk
 
     def _least_share(self, n: int, f: int) -> float:
@@ -126,7 +136,17 @@ class Filter(GramRule):
         agnostic = self.min_mass is None and self.spectral_bound == 0.0
         return ((n - 2 * f) / (n - f)) ** 3 if agnostic and 3 * f >= n else 0.0
 
-    def _weighing(self, c: FloatArray, value: float, kappa: float | None) -> Weighing:
+    def _weighing(self, c: FloatArray, value: float, lowest: float, f: int) -> Weighing:
+        n = len(c)
+        if self.spectral_bound > 0.0:
+            # With a valid bound its own stop comes first: past it nothing is proven.
+            held = value <= filter_eta(n, f) * self.spectral_bound
+            kappa = kappa_filter(n, f) if held else np.inf
+        elif value <= lowest:
+            kappa = filter_certificate(c, f)
+        else:
+            gap = value / lowest - 1.0 if lowest > 0.0 else np.inf
+            kappa = filter_certificate(c, f, gap)
         return Weighing(c / c.sum(), subset=None, lambda_max=value, kappa=kappa)
 
 
@@ -136,8 +156,14 @@ class CAF(GramRule):
 
     The filter that knows no bound: it goes on until the mass reaches n - 2f and returns
     the mean with the smallest top eigenvalue. For f < n/3 `Filter` does the same by
-    default.
+    default, and the same is proven.
     """
+
+    notion: ClassVar[Notion] = "spectral"
+
+    def kappa(self, n: int, f: int) -> float | None:
+        """Return the constant of `Filter` without a bound; None for f >= n/3."""
+        return kappa_filter_agnostic(n, f)
 
     def weigh(self, gram: FloatArray, f: int) -> Weighing:
         """Return the weights with the smallest top eigenvalue."""

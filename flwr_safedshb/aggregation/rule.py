@@ -9,7 +9,7 @@ blocks of coordinates. Neither makes a second copy of the vectors.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, overload
+from typing import Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +47,8 @@ class Weighing:
     lower_bound : float or None
         Proven lower bound on what the rule minimises, if it is lambda_max (SMEA).
     kappa : float or None
-        Certified constant of this very answer, in the rule's `notion`.
+        Certified constant of this very answer, in the rule's `notion`; infinity if
+        nothing is proven for it.
     """
 
     weights: FloatArray
@@ -60,9 +61,13 @@ class Weighing:
 class Rule(ABC):
     """An aggregation rule."""
 
-    # In which sense `kappa` holds: see `flwr_safedshb.theory`; "spectral bound" is
-    # Filter's, relative to the spectral bound that it was given.
-    notion: ClassVar[Notion] = "variance"
+    @property
+    def notion(self) -> Notion:
+        """In which sense `kappa` holds: see `flwr_safedshb.theory`.
+
+        "spectral bound" is Filter's, relative to the bound that it was given.
+        """
+        return "variance"
 
     @overload
     def __call__(self, vectors: Floats, f: int) -> Floats: ...
@@ -94,6 +99,14 @@ class Rule(ABC):
 
     def kappa(self, n: int, f: int) -> float | None:
         """Return the proven constant of the rule in its `notion`, None without one."""
+        check_num_malicious(n, f)
+        return None
+
+    def paper_kappa(self, n: int, f: int) -> float | None:
+        """Return the constant that the paper (see `theory`) states, None without one.
+
+        In the same `notion`; ours, `kappa`, is never larger.
+        """
         check_num_malicious(n, f)
         return None
 

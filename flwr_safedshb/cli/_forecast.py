@@ -191,6 +191,7 @@ def kappas(setting: Setting) -> dict[str, float]:
         "smea": theory.kappa_smea(n, f),
         "smea_paper": theory.kappa_smea_paper(n, f),
         "filter": theory.kappa_filter(n, f),
+        "filter_paper": theory.kappa_filter_paper(n, f),
         "lower_bound": theory.kappa_lower_bound(n, f),
     }
 

@@ -63,9 +63,10 @@ def show(console: Console, now: Forecast, others: Others) -> None:
         console.print(f"  epsilon = {_rounded(epsilon)} with {sampling} batches{mark}")
     known = kappas(it)
     console.print(
-        f"[bold]Robustness[/bold] kappa = {known['smea']:.4g} for SMEA (the paper's "
-        f"constant: {known['smea_paper']:.4g}; Filter: {known['filter']:.4g}; no rule "
-        f"is below {known['lower_bound']:.4g})"
+        f"[bold]Robustness[/bold] kappa = {known['smea']:.4g} for SMEA (the paper: "
+        f"{known['smea_paper']:.4g}), {known['filter']:.4g} for Filter with a bound "
+        f"(the paper: {known['filter_paper']:.4g}); no rule is below "
+        f"{known['lower_bound']:.4g}"
     )
     console.print(
         "[bold]Room[/bold] noise alone lets honest momentums differ by up to "

@@ -2,15 +2,19 @@
 
 kappa is the proven constant of robust averaging: the squared distance between the
 rule's output and the mean of any n - f vectors is at most kappa times the spread of
-these. What "spread" is differs, and decides more than kappa does:
+these. What "spread" is differs:
 
   spectral         largest eigenvalue of their covariance
-  variance         trace of their covariance: up to n - f - 1 times the eigenvalue
+  variance         trace of their covariance: up to n - f - 1 times the eigenvalue, so
+                   that many times kappa is proven in the spectral sense
   spectral bound   a bound on that eigenvalue, which Filter has to be given
+
+The paper is Allouah et al., ICML 2023; ours have proofs in flwr_safedshb.theory. No
+rule is below f/(n-2f).
 
 For example:
   safedshb rules                  at n = 7 clients, of which f = 3 are hostile
-  safedshb rules --n 50 --f 10
+  safedshb rules --n 50 --f 10 --d 20
   safedshb rules --json           kappa is null where nothing is proven
 """
 
@@ -34,6 +38,8 @@ class Row:
     rule: str
     kappa: float | None
     notion: str | None
+    spectral_kappa: float | None
+    paper_kappa: float | None
     needs: str
     summary: str
 
@@ -42,6 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--n", type=int, default=7, help="clients (default: 7)")
     parser.add_argument("--f", type=int, default=3, help="hostile ones (default: 3)")
+    parser.add_argument("--d", type=int, help="dimension (default: large)")
     parser.add_argument("--json", action="store_true", help="for a program to read")
 
 
@@ -49,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the list."""
     # What proves most comes first.
     rows = sorted(
-        found(arguments.n, arguments.f),
+        found(arguments.n, arguments.f, arguments.d),
         key=lambda row: (NOTIONS.index(row.notion), row.kappa or 0.0, row.rule),
     )
     if arguments.json:
@@ -62,8 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
             (
                 row.rule,
                 "-" if row.kappa is None else f"{row.kappa:.4g}",
-                row.notion or "-",
-                row.summary,
+                _units(row),
+                row.summary + _paper(row),
             )
             for row in rows
         ],
@@ -72,27 +79,44 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def found(n: int, f: int) -> Iterator[Row]:
+def _units(row: Row) -> str:
+    if row.notion == "variance":
+        return f"variance (spectral: {row.spectral_kappa:.4g})"
+    return row.notion or "-"
+
+
+def _paper(row: Row) -> str:
+    if row.paper_kappa is None:
+        return ""
+    return f" The paper's kappa: {row.paper_kappa:.4g}."
+
+
+def found(n: int, f: int, d: int | None = None) -> Iterator[Row]:
     """Yield what there is to say of every rule in `flwr_safedshb.aggregation`."""
     from flwr_safedshb import aggregation
     from flwr_safedshb.aggregation import NNM, Filter, GramRule, Rule, TrimmedMean
-    from flwr_safedshb.theory import check_num_malicious
+    from flwr_safedshb.theory import check_num_malicious, kappa_spectral
 
     check_num_malicious(n, f)
-    # Two rules say more with an argument than without.
-    shown: dict[type, Rule] = {
-        Filter: Filter(spectral_bound=1.0),
-        NNM: NNM(TrimmedMean()),
-    }
-    for kind in listing.concrete(aggregation, Rule):  # type: ignore[type-abstract]
-        rule = shown[kind] if kind in shown else kind()
-        kappa = rule.kappa(n, f)
+    rules = [
+        NNM(TrimmedMean()) if kind is NNM else kind()
+        for kind in listing.concrete(aggregation, Rule)  # type: ignore[type-abstract]
+    ]
+    # Filter proves one thing with a bound and another without.
+    for rule in (*rules, Filter(spectral_bound=1.0)):
+        kappa, notion = rule.kappa(n, f), rule.notion
+        spectral = kappa if notion == "spectral" else None
+        if kappa is not None and notion == "variance":
+            spectral = kappa_spectral(kappa, n, f, d)
+        argument = "spectral_bound" if notion == "spectral bound" else ""
+        if isinstance(rule, NNM):
+            argument = type(rule.rule).__name__
         yield Row(
-            rule=f"NNM({type(rule.rule).__name__})"
-            if isinstance(rule, NNM)
-            else f"{kind.__name__}({'spectral_bound' if kind is Filter else ''})",
+            rule=f"{type(rule).__name__}({argument})",
             kappa=kappa,
-            notion=None if kappa is None else rule.notion,
+            notion=None if kappa is None else notion,
+            spectral_kappa=spectral,
+            paper_kappa=rule.paper_kappa(n, f),
             needs="inner products" if isinstance(rule, GramRule) else "coordinates",
-            summary=inspect.cleandoc(kind.__doc__ or "").partition("\n")[0],
+            summary=inspect.cleandoc(rule.__doc__ or "").partition("\n")[0],
         )

@@ -1,4 +1,4 @@
-"""One private gradient: Alg. 1, lines 2 and 3, the only function that touches data.
+"""One private gradient: Alg. 1, lines 4 to 6, the only function that touches data.
 
 The client sends what this returns (through its momentum) and nothing else, and the
 audit measures this very function.
@@ -209,7 +209,7 @@ def _chosen(dataset: Data, batch: npt.NDArray[np.int64]) -> Example:
 
 
 def _release(total: npt.NDArray[np.floating], draw: Draw) -> Vector:
-    """(1/b) total + noise, in float64 until the end (Alg. 1, line 3)."""
+    """(1/b) total + noise, in float64 until the end (Alg. 1, line 6)."""
     plan = draw.plan
     # Seeded noise protects nobody, and need not pay for it.
     hides = draw.randomness.private and plan.noise_std > 0

@@ -1,4 +1,4 @@
-"""Which examples a step looks at (Alg. 1, line 2), drawn afresh in every step."""
+"""Which examples a step looks at (Alg. 1, line 4), drawn afresh in every step."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from flwr_safedshb.aggregation.rule import Rule, Weighing
 from flwr_safedshb.exchange.arrays import Template, read, written
 from flwr_safedshb.server.screening import Screened, screen_all
+from flwr_safedshb.theory import kappa_spectral
 
 Floats = NDArray[np.floating]
 Metrics = dict[str, int | float | list[int] | list[float]]
@@ -60,8 +61,10 @@ class Outcome:
     metrics : dict
         ``replies`` (n'), ``excluded`` and ``excluded-<reason>``,
         ``num-malicious-nodes`` (f'), ``skipped``, ``learning-rate``, ``momentum``; and
-        where the rule tells them ``kappa``, ``lambda-max`` and ``left-out``, the nodes
-        that have no part in R_t.
+        where the rule tells them ``kappa``, certified for this very answer where the
+        rule does that, ``kappa-spectral`` (of a rule proven in the variance sense),
+        ``kappa-paper`` (the constant that the paper states), ``lambda-max`` and
+        ``left-out``, the nodes that have no part in R_t.
     """
 
     arrays: ArrayRecord | None
@@ -69,7 +72,7 @@ class Outcome:
 
 
 def conclude(sent: Round, rule: Rule, replies: Iterable[Message]) -> Outcome:
-    """Screen and aggregate momentums, and take a step (Alg. 1, lines 5 and 6).
+    """Screen and aggregate momentums, and take a step (Alg. 1, lines 9 and 10).
 
     An honest node may fail or be late, so only a reply excluded for its content lowers
     f. If n' <= 2f' no rule can help and the round is skipped; no reply makes it raise.
@@ -151,6 +154,11 @@ def _findings(
         findings["lambda-max"] = float(weighing.lambda_max)
         left_out = np.flatnonzero(weighing.weights == 0.0)
         findings["left-out"] = sorted(nodes[int(i)] for i in left_out)
-    if kappa is not None:
+    if kappa is not None and kappa < np.inf:
         findings["kappa"] = float(kappa)
+        if rule.notion == "variance":
+            findings["kappa-spectral"] = kappa_spectral(kappa, len(nodes), f)
+    paper = rule.paper_kappa(len(nodes), f)
+    if paper is not None:
+        findings["kappa-paper"] = float(paper)
     return findings

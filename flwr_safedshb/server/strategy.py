@@ -252,7 +252,7 @@ class SafeDSHB(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Send theta_t, the step and beta to the nodes (Alg. 1, line 1)."""
+        """Send theta_t, the step and beta to the nodes (Alg. 1, line 2)."""
         progress, template = self._progress, self._template
         if progress is None or template is None:
             progress = self._fresh(arrays, server_round, {})
@@ -291,7 +291,7 @@ class SafeDSHB(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Screen and aggregate momentums, and take a step (Alg. 1, lines 5 and 6)."""
+        """Screen and aggregate momentums, and take a step (Alg. 1, lines 9 and 10)."""
         progress = self._progress
         if progress is None or self._round is None:
             raise RuntimeError(

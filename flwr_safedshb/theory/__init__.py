@@ -11,6 +11,14 @@ from flwr_safedshb.theory.convergence import (
     strongly_convex_bound,
     strongly_convex_bound_paper,
 )
+from flwr_safedshb.theory.filtering import (
+    filter_certificate,
+    filter_eta,
+    filter_eta_paper,
+    kappa_filter,
+    kappa_filter_agnostic,
+    kappa_filter_paper,
+)
 from flwr_safedshb.theory.lower import (
     error_cap,
     joint_lower_bound,
@@ -23,8 +31,6 @@ from flwr_safedshb.theory.lower import (
 )
 from flwr_safedshb.theory.robustness import (
     check_num_malicious,
-    filter_eta,
-    kappa_filter,
     kappa_geometric_median,
     kappa_krum,
     kappa_lower_bound,
@@ -32,6 +38,7 @@ from flwr_safedshb.theory.robustness import (
     kappa_nnm,
     kappa_smea,
     kappa_smea_paper,
+    kappa_spectral,
     kappa_trimmed_mean,
 )
 from flwr_safedshb.theory.schedules import NonConvex, StronglyConvex
@@ -73,10 +80,14 @@ __all__ = [
     "effective_variance",
     "effective_variance_paper",
     "error_cap",
+    "filter_certificate",
     "filter_eta",
+    "filter_eta_paper",
     "heterogeneity",
     "joint_lower_bound",
     "kappa_filter",
+    "kappa_filter_agnostic",
+    "kappa_filter_paper",
     "kappa_geometric_median",
     "kappa_krum",
     "kappa_lb",
@@ -85,6 +96,7 @@ __all__ = [
     "kappa_nnm",
     "kappa_smea",
     "kappa_smea_paper",
+    "kappa_spectral",
     "kappa_trimmed_mean",
     "lower_bound",
     "lower_bound_violations",

@@ -10,10 +10,14 @@ own. For all x_1..x_n and all S of size n - f, with cov_S the empirical covarian
 - variance: ||F(x) - mean_S||^2 <= kappa * trace(cov_S), Definition of
   (f, kappa)-robustness in Allouah et al., "Fixing by Mixing", AISTATS 2023.
 
-lambda_max <= trace, so a spectral constant is also one for the variance.
+lambda_max <= trace, so a spectral constant is also one for the variance; and trace <=
+min(d, n-f-1) lambda_max, so a variance constant times that is a spectral one
+(`kappa_spectral`). Filter's constants are in `filtering`.
 """
 
 import math
+
+from flwr_safedshb.theory.spread import spectral_factor
 
 
 def check_num_malicious(n: int, f: int) -> None:
@@ -32,8 +36,10 @@ def check_num_malicious(n: int, f: int) -> None:
 def kappa_lower_bound(n: int, f: int) -> float:
     """Return f/(n-2f), which no rule can go below in either notion.
 
-    Shown in "Fixing by Mixing" for the variance; a spectral constant is one for the
-    variance too.
+    Proof: of n numbers n-f are 0 and f are 1. The n-f zeros have no spread, so the rule
+    must return 0. The f ones and n-2f zeros have mean f/(n-f) and variance
+    f (n-2f)/(n-f)^2, and mean^2/variance = f/(n-2f).  QED  In one dimension both
+    notions are the same. Shown in "Fixing by Mixing" for the variance.
     """
     check_num_malicious(n, f)
     return f / (n - 2 * f)
@@ -74,23 +80,6 @@ def kappa_smea_paper(n: int, f: int) -> float:
     """Return the paper's spectral constant of SMEA, 4f(n-f)/(n-2f)^2."""
     check_num_malicious(n, f)
     return 4.0 * f * (n - f) / (n - 2 * f) ** 2
-
-
-def filter_eta(n: int, f: int) -> float:
-    """Return eta = 2n(n-f)/(n-2f)^2, Filter's stop in units of sigma_0^2."""
-    check_num_malicious(n, f)
-    return 2.0 * n * (n - f) / (n - 2 * f) ** 2
-
-
-def kappa_filter(n: int, f: int) -> float:
-    """Return Filter's constant, 4fn/(n-2f)^2 + 2f/(n-f).
-
-    It bounds ||out - mean_S||^2 / sigma_0^2 for a sigma_0^2 that is at least
-    lambda_max(cov_S); it is not robust averaging, because sigma_0 must be known. The
-    paper prints 6f/(n-2f) (1 + f/(n-2f)) beside it as an equality; the two differ.
-    """
-    check_num_malicious(n, f)
-    return 4.0 * f * n / (n - 2 * f) ** 2 + 2.0 * f / (n - f)
 
 
 def kappa_trimmed_mean(n: int, f: int) -> float:
@@ -141,3 +130,21 @@ def kappa_nnm(n: int, f: int, inner: float) -> float:
     """
     check_num_malicious(n, f)
     return 8.0 * f / (n - f) * (inner + 1.0)
+
+
+def kappa_spectral(kappa: float, n: int, f: int, d: int | None = None) -> float:
+    """Return min(d, n-f-1) kappa: a variance constant in the spectral notion.
+
+    The covariance of n - f vectors has rank min(d, n-f-1) at most, so its trace is at
+    most so many times its largest eigenvalue (`spectral_factor`).
+
+    Parameters
+    ----------
+    kappa : float
+        In the variance notion.
+    n, f : int
+    d : int, optional
+        Dimension; large by default.
+    """
+    check_num_malicious(n, f)
+    return spectral_factor(n - f, d) * kappa

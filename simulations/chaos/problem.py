@@ -41,7 +41,7 @@ def optimum(seed: int) -> Vector:
 
 
 def private_mean(partition: int, step: int, model: Vector, seed: int) -> Vector:
-    """Return the noisy gradient of a node, (DIMENSION,) (Alg. 1, lines 2 and 3)."""
+    """Return the noisy gradient of a node, (DIMENSION,) (Alg. 1, lines 4 to 6)."""
     randomness = SeededRandomness(seed).for_step(partition, step)
     gradients = model - data(partition, seed)[sample(PLAN, randomness)]
     norms = np.linalg.norm(gradients, axis=1, keepdims=True)
@@ -53,7 +53,7 @@ def private_mean(partition: int, step: int, model: Vector, seed: int) -> Vector:
 def momentum(
     partition: int, steps: Sequence[int], models: Mapping[int, Vector], seed: int
 ) -> Vector:
-    """Return the momentum of a node that took these steps (Alg. 1, line 4)."""
+    """Return the momentum of a node that took these steps (Alg. 1, line 7)."""
     total = np.zeros(DIMENSION)
     for step in steps:
         gradient = private_mean(partition, step, models[step], seed)

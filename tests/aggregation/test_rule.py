@@ -167,7 +167,16 @@ def test_only_proven_constants_are_given() -> None:
     for name in ("Average()", "MultiKrum()", "MDA(max_nodes=100000)", "CAF()"):
         assert given_by[name] is None
     assert Filter().kappa(7, 3) is None
-    assert Filter(spectral_bound=1.0).kappa(7, 3) == pytest.approx(85.5)
+    assert Filter(spectral_bound=1.0).kappa(7, 3) == pytest.approx(9.0)
+
+
+def test_our_constants_are_never_above_the_papers() -> None:
+    stated = {type(rule).__name__ for rule in RULES if rule.paper_kappa(7, 3)}
+    assert stated == {"SMEA", "Filter"}
+    for n, f in ((7, 3), (10, 2), (9, 0)):
+        for rule in RULES:
+            paper, ours = rule.paper_kappa(n, f), rule.kappa(n, f)
+            assert paper is None or (ours is not None and ours <= paper)
 
 
 BAD: list[tuple[object, int, str]] = [

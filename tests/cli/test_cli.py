@@ -13,9 +13,14 @@ from pathlib import Path
 import pytest
 
 import flwr_safedshb
-from flwr_safedshb import Krum, aggregation, attacks, cli
+from flwr_safedshb import aggregation, attacks, cli
 from flwr_safedshb.cli import _listing, demo
-from flwr_safedshb.theory import kappa_nnm, kappa_smea, kappa_trimmed_mean
+from flwr_safedshb.theory import (
+    kappa_nnm,
+    kappa_smea,
+    kappa_smea_paper,
+    kappa_trimmed_mean,
+)
 
 COMMAND = [sys.executable, "-c", "import sys; from flwr_safedshb.cli import main; "]
 COMMAND[-1] += "sys.exit(main())"
@@ -105,7 +110,14 @@ def test_rules_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert found.keys() == public
     assert found["SMEA"]["kappa"] == kappa_smea(50, 10)
     assert found["SMEA"]["notion"] == "spectral"
-    assert found["Filter"]["notion"] == "spectral bound"
+    assert found["SMEA"]["paper_kappa"] == kappa_smea_paper(50, 10)
+    bounded = next(r for r in json.loads(out) if r["rule"] == "Filter(spectral_bound)")
+    assert bounded["notion"] == "spectral bound"
+    assert bounded["spectral_kappa"] is None
+    assert (bounded["kappa"], bounded["paper_kappa"]) == (1.0, 2000 / 900 + 0.5)
+    # n - f - 1 = 39 times as much in the spectral sense.
+    assert found["Krum"]["spectral_kappa"] == 39 * found["Krum"]["kappa"]
+    assert found["Krum"]["paper_kappa"] is None
     assert found["Average"]["kappa"] is found["Average"]["notion"] is None
     assert found["NNM"]["kappa"] == kappa_nnm(50, 10, kappa_trimmed_mean(50, 10))
     assert found["Median"]["needs"] == "coordinates"
@@ -119,8 +131,15 @@ def test_rules_for_people(
     assert code == cli.YES
     rows = [line.split() for line in out.splitlines() if "()" in line]
     assert rows[0][:3] == ["SMEA()", "12", "spectral"]
-    assert ["Krum()", f"{Krum().kappa(7, 3):g}", "variance"] in [r[:3] for r in rows]
+    assert ["Krum()", "24", "variance", "(spectral:", "72)"] in [r[:5] for r in rows]
+    assert ["Filter()", "-", "-"] in [r[:3] for r in rows]
     assert "Filter(spectral_bound)" in out
+    assert "The paper's kappa: 48." in " ".join(out.split())
+    code, out, _ = said(capsys, "rules", "--d", "1", "--n", "7", "--f", "2")
+    rows = [line.split() for line in out.splitlines() if "()" in line]
+    # One dimension: both senses are one. And Filter has a constant for f < n/3.
+    assert ["Krum()", "10", "variance", "(spectral:", "10)"] in [r[:5] for r in rows]
+    assert ["Filter()", "20.99", "spectral"] in [r[:3] for r in rows]
 
 
 def test_attacks(

@@ -28,7 +28,7 @@ def told(capsys: pytest.CaptureFixture[str], arguments: str) -> dict[str, Any]:
 def test_the_papers_setting(capsys: pytest.CaptureFixture[str]) -> None:
     text = " ".join(planned(capsys, PAPER + " -s 1").split())
     assert "sigma_DP = 0.08 in every coordinate" in text
-    assert "kappa = 12 for SMEA (the paper's constant: 48;" in text
+    assert "kappa = 12 for SMEA (the paper: 48), 9 for Filter with a bound" in text
     assert "epsilon = 1.014 with fixed batches <- this plan" in text
     assert "epsilon = 0.541 with poisson batches" in text
     # d/f = 69/3: privacy against what adversaries hide in its noise.
@@ -57,7 +57,8 @@ def test_the_papers_setting_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert by_sampling["poisson"] == pytest.approx(0.5406, abs=5e-5)
     assert "replace-one adjacency, PLD accountant" in found["privacy"]["statement"]
     assert found["kappa"] == {
-        "smea": 12.0, "smea_paper": 48.0, "filter": 85.5, "lower_bound": 3.0,
+        "smea": 12.0, "smea_paper": 48.0, "filter": 9.0, "filter_paper": 85.5,
+        "lower_bound": 3.0,
     }  # fmt: skip
     lower = found["lower_bound"]
     assert lower["privacy"] == pytest.approx(69 / (1.0143**2 * 7 * 2763**2), rel=1e-3)

@@ -20,7 +20,7 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from flwr_safedshb.aggregation import SMEA, Average, Krum, Median, Rule
+from flwr_safedshb.aggregation import SMEA, Average, Filter, Krum, Median, Rule
 from flwr_safedshb.aggregation.gram import Clients
 from flwr_safedshb.flower.grid import WrappedGrid
 from flwr_safedshb.grids.in_process import InProcessGrid
@@ -100,6 +100,18 @@ def test_metrics_name_the_nodes_left_out_and_the_certificate() -> None:
     nodes = grid.get_node_ids()
     assert metrics["left-out"] == sorted([nodes[1], nodes[4]])
     assert metrics["kappa"] == pytest.approx(4 * 2 / 3)
+    assert metrics["kappa-paper"] == pytest.approx(4 * 2 * 5 / 9)
+    assert "kappa-spectral" not in metrics
+    # In units of the variance, so n - f - 1 = 4 times as much of the eigenvalue.
+    metrics = SafeDSHB(Krum(), 2).start(grid, model(), 1).train_metrics_clientapp[1]
+    assert metrics["kappa"] == pytest.approx(10.0)
+    assert metrics["kappa-spectral"] == pytest.approx(40.0)
+    assert "kappa-paper" not in metrics
+    # Run to its end, Filter leaves all weight to one node, and nothing is proven.
+    rule = Filter(min_mass=0.0)
+    metrics = SafeDSHB(rule, 2).start(grid, model(), 1).train_metrics_clientapp[1]
+    assert "kappa" not in metrics
+    metrics = SafeDSHB(SMEA(), 2).start(grid, model(), 1).train_metrics_clientapp[1]
     honest = vectors([0, 2, 3, 5, 6], 0)
     covariance = np.cov(honest.T, bias=True)
     top = float(np.linalg.eigvalsh(covariance)[-1])

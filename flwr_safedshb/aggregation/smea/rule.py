@@ -28,7 +28,7 @@ from flwr_safedshb.aggregation.spectral import (
     scatter_lambda,
     single_threaded,
 )
-from flwr_safedshb.theory import kappa_smea
+from flwr_safedshb.theory import kappa_smea, kappa_smea_paper
 
 # Up to so many subsets it is faster to look at all of them.
 ENUMERATED = 250
@@ -64,6 +64,10 @@ class SMEA(GramRule):
     def kappa(self, n: int, f: int) -> float:
         """Return 4f/(n-2f), the constant of an exact answer."""
         return kappa_smea(n, f)
+
+    def paper_kappa(self, n: int, f: int) -> float:
+        """Return 4f(n-f)/(n-2f)^2."""
+        return kappa_smea_paper(n, f)
 
     @single_threaded
     def weigh(self, gram: FloatArray, f: int) -> Weighing:

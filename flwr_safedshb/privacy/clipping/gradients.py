@@ -1,4 +1,4 @@
-"""Clipped sums of per-example gradients (Alg. 1, line 2) for torch models.
+"""Clipped sums of per-example gradients (Alg. 1, lines 4 and 5) for torch models.
 
 Several paths to the same sum, the first that fits the model is taken: chains of linear
 layers have a closed form (`linear`), models of well-known layers another (`layers`).
