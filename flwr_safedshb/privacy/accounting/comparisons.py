@@ -5,39 +5,30 @@ For reports only: what a plan costs is :meth:`PrivacyPlan.epsilon`.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
-import numpy as np
 from dp_accounting.rdp import RdpAccountant
-from scipy.special import gammaln, logsumexp
 
 from flwr_safedshb.privacy.accounting.accountant import (
     library_event,
     statement,
 )
 from flwr_safedshb.privacy.accounting.limits import checked_delta, checked_steps
+from flwr_safedshb.privacy.accounting.theorem import infimum
 from flwr_safedshb.privacy.plan import SAMPLER_WORDS, PrivacyPlan, PrivacyStatement
-
-_LARGEST_ORDER = 1024
 
 
 def paper_theorem(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStatement:
     """Evaluate the paper's exact privacy theorem, for fixed-size batches.
 
-    eps* = inf over alpha > 1 of T eps_1(alpha) + log(1/delta) / (alpha - 1). Between
-    integer orders (alpha - 1) eps_1(alpha) is linear, so the objective is monotone
-    there and the infimum is over integers alone.
+    See `flwr_safedshb.privacy.accounting.theorem` for how.
     """
     if plan.sampling != "fixed":
         raise ValueError(
             f"sampling={plan.sampling!r}: the paper's theorem is for sampling='fixed'"
         )
     _check(plan, steps, delta)
-    epsilon = min(
-        steps * _paper_divergence(plan, order) + math.log(1 / delta) / (order - 1)
-        for order in range(2, _LARGEST_ORDER + 1)
-    )
+    epsilon = infimum(plan.noise_multiplier, plan.sampling_rate, steps, delta)
     return PrivacyStatement(
         epsilon=epsilon,
         delta=delta,
@@ -46,25 +37,6 @@ def paper_theorem(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStateme
         adjacency="replace-one",
         accountant="theorem of Allouah et al. 2023",
     )
-
-
-def _paper_divergence(plan: PrivacyPlan, order: int) -> float:
-    """eps'(a) of the theorem, with eps(j) = j / (2 s^2) and r = b/m."""
-    log_rate = math.log(plan.sampling_rate)
-    unsampled = 0.5 * plan.noise_multiplier**-2
-    j = np.arange(3, order + 1)
-    terms = _log_binomial(order, j) + j * log_rate + (j - 1) * j * unsampled
-    eps2 = 2 * unsampled
-    # log min{4 (e^eps(2) - 1), 2 e^eps(2)}, safe from overflow
-    factor = min(math.log(4) + eps2 + math.log(-math.expm1(-eps2)), math.log(2) + eps2)
-    second = 2 * log_rate + float(_log_binomial(order, np.array(2))) + factor
-    total = logsumexp(np.concatenate([[0.0, second], math.log(2) + terms]))
-    return float(total) / (order - 1)
-
-
-def _log_binomial(n: int, k: np.ndarray) -> np.ndarray:
-    logarithm: np.ndarray = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
-    return logarithm
 
 
 def rdp(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStatement:
