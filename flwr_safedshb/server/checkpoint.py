@@ -8,26 +8,25 @@ the disk and then renamed, so a kill leaves either the old file or the new one.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
+import secrets
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from logging import INFO
 from pathlib import Path
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.common import log
 
 from flwr_safedshb.files import replace_file
+from flwr_safedshb.server.settings import Settings, differences, fingerprint
 
 _FORMAT = 2
-# Differences that are told, and characters of a value; enough to see what is wrong.
-_TOLD, _LONG = 4, 60
 
 History = dict[int, MetricRecord]
-# Names to values that JSON has.
-Settings = dict[str, object]
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 @dataclass
@@ -65,65 +64,27 @@ class Progress:
     evaluate_serverapp: History = field(default_factory=dict)
     settings: Settings = field(default_factory=dict)
 
+    @classmethod
+    def fresh(
+        cls, seed: int, num_rounds: int, arrays: ArrayRecord, settings: Settings
+    ) -> Progress:
+        """Return the progress of a run that has not begun."""
+        session = secrets.token_hex(8)
+        return cls(session, seed, num_rounds, 0, arrays, settings=settings)
 
-def described(value: object) -> object:
-    """Return a setting as a JSON value, equal for equal settings in any process."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): described(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [described(entry) for entry in value]
-    text = repr(value)
-    if type(value).__repr__ is object.__repr__:
-        parts = (f"{k}={described(v)}" for k, v in sorted(vars(value).items()))
-        text = f"{type(value).__qualname__}({', '.join(parts)})"
-    # Where an object lies in memory says nothing about it.
-    return re.sub(r" at 0x[0-9a-f]+", "", text)
+    def evaluating(self, evaluate_fn: EvaluateFn, offset: int) -> EvaluateFn:
+        """Return the function with round numbers that go on, and results that stay."""
 
+        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            number = server_round + offset
+            if number not in self.evaluate_serverapp:
+                metrics = evaluate_fn(number, arrays)
+                if metrics is None:
+                    return None
+                self.evaluate_serverapp[number] = metrics
+            return self.evaluate_serverapp[number]
 
-def compact(values: list[float]) -> object:
-    """Return one value for a list of equal ones."""
-    return values[0] if len(set(values)) == 1 else values
-
-
-def fingerprint(arrays: ArrayRecord) -> str:
-    """Return a digest of names, shapes, types and values."""
-    digest = hashlib.sha256()
-    for name, array in arrays.items():
-        digest.update(f"{name} {array.dtype} {tuple(array.shape)} ".encode())
-        digest.update(np.ascontiguousarray(array.numpy()).data)
-    return digest.hexdigest()[:16]
-
-
-def differences(then: Mapping[str, object], now: Mapping[str, object]) -> str:
-    """Say what differs between two sets of settings; empty if nothing does."""
-    found = [
-        f"{name} was {_short(old)} and is {_short(new)}"
-        for name, old, new in _differing("", then, now)
-    ]
-    more = len(found) - _TOLD
-    return "; ".join(found[:_TOLD]) + (f"; and {more} more" if more > 0 else "")
-
-
-def _differing(
-    name: str, then: object, now: object
-) -> Iterator[tuple[str, object, object]]:
-    """Yield where two values differ, and what they are there."""
-    if isinstance(then, Mapping) and isinstance(now, Mapping):
-        for key in dict.fromkeys([*then, *now]):
-            place = f"{name}.{key}" if name else key
-            yield from _differing(place, then.get(key), now.get(key))
-    elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
-        for i, (old, new) in enumerate(zip(then, now, strict=True)):
-            yield from _differing(f"{name}[{i}]", old, new)
-    elif then != now:
-        yield name, then, now
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _LONG else f"{text[:_LONG]}..."
+        return evaluate
 
 
 _HISTORIES = ("train", "evaluate_clientapp", "evaluate_serverapp")
@@ -234,4 +195,5 @@ def past_of(path: Path, settings: Settings) -> Progress | None:
             f"checkpoint={str(path)!r} is of another run: {problem}; give the settings "
             "that it was made with, or another path to start anew"
         )
+    log(INFO, "Resuming from %s after round %d", path, found.step)
     return found

@@ -93,15 +93,20 @@ class Participation:
         if not self.node_timeout >= 0.0:
             raise ValueError(f"node_timeout={self.node_timeout} must be at least 0")
 
-    def gather(self, grid: Grid, rng: Callable[[], np.random.Generator]) -> Cohort:
+    def gather(
+        self, grid: Grid, rng: Callable[[], np.random.Generator], first: bool
+    ) -> Cohort:
         """Wait for nodes and choose those of a round, with `rng` where it must.
+
+        Where half of the chosen nodes or more may be adversarial, the cohort is empty:
+        nodes that leave must not be able to end a run.
 
         Raises
         ------
         TimeoutError
             If too few nodes are there after `node_timeout` seconds.
         ValueError
-            If half of the chosen nodes or more may be adversarial.
+            If the first round of a run would have an empty cohort.
         """
         least = max(self.min_available_nodes, self.min_train_nodes)
         nodes = wait_for_nodes(grid, least, self.node_timeout)
@@ -111,13 +116,17 @@ class Participation:
             return Cohort(nodes, f, 1.0)
         bound = malicious_bound(len(nodes), f, size, self.confidence)
         if 2 * bound >= size:
-            raise ValueError(
+            problem = (
                 f"fraction_train={self.fraction} chooses {size} of {len(nodes)} nodes; "
                 f"with num_malicious_nodes={f} up to {bound} of them may be "
                 f"adversarial (confidence {self.confidence:g}), and a rule needs a "
                 "majority of honest ones: raise fraction_train, or lower "
                 "num_malicious_nodes or participation_confidence"
             )
+            if first:
+                raise ValueError(problem)
+            log(WARNING, "Round skipped: %s", problem)
+            return Cohort([], f, 1.0)
         chosen = rng().choice(len(nodes), size, replace=False)
         return Cohort(sorted(nodes[i] for i in chosen), bound, self.confidence)
 

@@ -285,27 +285,6 @@ def test_a_random_first_model_that_is_gone_does_not_lose_the_run(
         strategy(path).start(federation(5), done.arrays, 4)
 
 
-def test_settings_are_described_alike_in_every_process() -> None:
-    class Own:
-        def __init__(self, bound: float) -> None:
-            self.bound = bound
-            self.inner = SMEA()
-
-    assert checkpoint.described(Own(1.0)) == checkpoint.described(Own(1.0))
-    assert checkpoint.described(Own(1.0)) != checkpoint.described(Own(2.0))
-    assert "0x" not in str(checkpoint.described([strategy, {"a": (Own, b"x")}]))
-    assert json.dumps(checkpoint.described({"a": (1, b"x", SMEA())}))
-
-
-def test_many_differences_are_counted_and_long_values_cut() -> None:
-    then: dict[str, object] = {f"k{i}": i for i in range(9)}
-    text = checkpoint.differences(then, {"k0": "x" * 500})
-    assert text.startswith("k0 was 0 and is 'xxx")
-    assert text.endswith("; and 5 more")
-    assert len(text) < 250
-    assert checkpoint.differences(then, dict(then)) == ""
-
-
 SCRIPT = """
     import sys, time
     import numpy as np, torch

@@ -1,0 +1,165 @@
+"""The settings of a strategy: in the log, and as what makes a run.
+
+A checkpoint holds the settings that made its run, because a run with other settings is
+not the rest of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from logging import INFO
+from typing import TYPE_CHECKING
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.common import log
+
+if TYPE_CHECKING:
+    from flwr_safedshb.server.run import ResumableStrategy
+    from flwr_safedshb.server.strategy import SafeDSHB
+
+# Names to values that JSON has.
+Settings = dict[str, object]
+
+# Arguments that say when rounds run and what is where, and not what a run computes: a
+# run may be resumed with others.
+_HANDLING = {
+    "self",
+    "min_available_nodes",
+    "node_timeout",
+    "authenticated_nodes",
+    "checkpoint",
+    "checkpoint_every",
+    "arrayrecord_key",
+    "configrecord_key",
+}
+# Differences that are told, and characters of a value; enough to see what is wrong.
+_TOLD, _LONG = 4, 60
+
+
+def log_settings(strategy: SafeDSHB) -> None:
+    """Log the settings, as every strategy of Flower does."""
+    part = strategy.participation
+    log(INFO, "\t├──> Safe-DSHB settings:")
+    log(INFO, "\t│\t├── Aggregation: %s", strategy.aggregation)
+    log(INFO, "\t│\t├── Number of malicious nodes: %d", strategy.num_malicious_nodes)
+    log(INFO, "\t│\t├── Server learning rate: %s", strategy.server_learning_rate)
+    log(INFO, "\t│\t├── Momentum: %s", strategy.momentum)
+    log(INFO, "\t│\t├── Output: %s", strategy.output)
+    log(INFO, "\t│\t└── Checkpoint: %s", strategy.checkpoint or "none")
+    log(INFO, "\t├──> Sampling:")
+    log(
+        INFO,
+        "\t│\t├── Fraction: train (%.2f) | evaluate (%.2f)",
+        part.fraction,
+        strategy.fraction_evaluate,
+    )
+    log(
+        INFO,
+        "\t│\t└── Minimum nodes: train (%d) | available (%d), within %g s",
+        part.min_train_nodes,
+        part.min_available_nodes,
+        part.node_timeout,
+    )
+    log(INFO, "\t└──> Keys in records:")
+    log(INFO, "\t\t├── ArrayRecord key: '%s'", strategy.arrayrecord_key)
+    log(INFO, "\t\t└── ConfigRecord key: '%s'", strategy.configrecord_key)
+
+
+def settings_of(
+    strategy: ResumableStrategy,
+    initial: ArrayRecord,
+    rates: Sequence[tuple[float, float]],
+    **configs: ConfigRecord | None,
+) -> Settings:
+    """Return all that decides what a run computes, as JSON values.
+
+    Parameters
+    ----------
+    strategy : SafeDSHB
+    initial : ArrayRecord
+        theta_0.
+    rates : sequence of (float, float)
+        Learning rate and momentum of each step.
+    configs
+        What the nodes are told.
+    """
+    # Here, because that module needs this one.
+    from flwr_safedshb.server.strategy import SafeDSHB
+
+    arguments = inspect.signature(SafeDSHB.__init__).parameters
+    named = [name for name in arguments if name not in _HANDLING]
+    return {
+        **{name: described(getattr(strategy, name)) for name in named},
+        **{name: described(config or {}) for name, config in configs.items()},
+        # Their values: a function's name does not say what it returns.
+        "server_learning_rate": _compact([rate for rate, _ in rates]),
+        "momentum": _compact([momentum for _, momentum in rates]),
+        "strategy": type(strategy).__name__,
+        "num_rounds": len(rates),
+        "model": {k: f"{a.dtype}{list(a.shape)}" for k, a in initial.items()},
+        "initial_arrays": fingerprint(initial),
+    }
+
+
+def described(value: object) -> object:
+    """Return a setting as a JSON value, equal for equal settings in any process."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): described(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [described(entry) for entry in value]
+    text = repr(value)
+    if type(value).__repr__ is object.__repr__:
+        parts = (f"{k}={described(v)}" for k, v in sorted(vars(value).items()))
+        text = f"{type(value).__qualname__}({', '.join(parts)})"
+    # Where an object lies in memory says nothing about it.
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
+
+
+def _compact(values: list[float]) -> object:
+    """Return one value for a list of equal ones."""
+    return values[0] if len(set(values)) == 1 else values
+
+
+def fingerprint(arrays: ArrayRecord) -> str:
+    """Return a digest of names, shapes, types and values."""
+    digest = hashlib.sha256()
+    for name, array in arrays.items():
+        digest.update(f"{name} {array.dtype} {tuple(array.shape)} ".encode())
+        digest.update(np.ascontiguousarray(array.numpy()).data)
+    return digest.hexdigest()[:16]
+
+
+def differences(then: Mapping[str, object], now: Mapping[str, object]) -> str:
+    """Say what differs between two sets of settings; empty if nothing does."""
+    found = [
+        f"{name} was {_short(old)} and is {_short(new)}"
+        for name, old, new in _differing("", then, now)
+    ]
+    more = len(found) - _TOLD
+    return "; ".join(found[:_TOLD]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _differing(
+    name: str, then: object, now: object
+) -> Iterator[tuple[str, object, object]]:
+    """Yield where two values differ, and what they are there."""
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        for key in dict.fromkeys([*then, *now]):
+            place = f"{name}.{key}" if name else key
+            yield from _differing(place, then.get(key), now.get(key))
+    elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        for i, (old, new) in enumerate(zip(then, now, strict=True)):
+            yield from _differing(f"{name}[{i}]", old, new)
+    elif then != now:
+        yield name, then, now
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONG else f"{text[:_LONG]}..."
