@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simulations.results.record import RunRecord
 from simulations.studies.paper.reproduce import ATTACKS, BENCHMARK
 from simulations.studies.paper.summary import (
     ATTACK_WORDS,
     METHOD_WORDS,
     Runs,
+    curve,
     final,
     group,
     losses,
@@ -22,8 +27,12 @@ from simulations.studies.paper.summary import (
     table,
 )
 
-# "Around 80% in the low and moderate regimes, around 75% in the high one."
+# "Around 80% in the low and moderate regimes, around 75% in the high one (a bit lower
+# under the FOE attack)": the bracket is about high privacy alone.
 PAPER_ACCURACY = {"low": 0.80, "moderate": 0.80, "high": 0.75}
+A_BIT = 0.10
+# Where the paper sees the losses match DP-DSGD's in the end.
+MATCHING = {"label-flip": ("low", "moderate", "high"), "alie": ("low", "moderate")}
 PAPER_EPSILON = {"low": 1.14, "moderate": 0.32, "high": 0.19}
 
 NOTES = """\
@@ -46,7 +55,13 @@ NOTES = """\
   weight on one vector. The listing's test is the wrong way round in the paper and is
   turned here. "Default stop" is what users get: it stops before its mass falls to
   n - 2f, and a mean that f colluders may hold alone does not count.
-- The first momentum is (1 - beta) times the first gradient: the listing leaves it open.
+- **The first momentum** is (1 - beta) times the first gradient. In the listing it is
+  m_0 = 0, so that theta_1 = theta_0: ours is that run shifted by one step.
+- **The attacks' anchor** is the mean of the vectors that honest workers send, and tau
+  maximises the distance of the aggregate from it. In the paper the anchor is the mean
+  of the clipped gradients before noise and momentum, and whose distance is maximised is
+  not said. Ours is the stronger reading.
+- **Weight decay** is added after clipping and noise; the paper does not say where.
 - The features are LIBSVM's, every row of norm 1; the paper does not say whether it
   scaled them, and the level of all accuracies depends on that.
 """
@@ -54,34 +69,49 @@ NOTES = """\
 
 @dataclass(frozen=True)
 class Verdict:
-    """A statement of the paper, and whether these runs bear it out."""
+    """A statement, whose it is, and whether these runs bear it out."""
 
     statement: str
     holds: bool
     evidence: str
+    whose: Literal["the paper", "ours"] = "the paper"
 
 
 def verdicts(runs: Runs) -> list[Verdict]:
-    """Hold the paper's statements against the runs."""
-    said = []
+    """Hold the paper's statements against the runs, and then some of our own."""
+    there = [m for m in METHOD_WORDS if any(case.method == m for case in runs)]
+    said = [
+        verdict
+        for rule in ("smea", "filter-literal")
+        for verdict in (*_accuracies(runs, rule), _loss_falls(runs, rule))
+    ]
+    said += [_losses_match(runs, rule) for rule in ("smea", "filter-literal")]
+    if len(regimes(runs)) > 1:
+        said += [_degrades(runs, method) for method in (BENCHMARK, "smea")]
+    own = [m for m in there if m in (BENCHMARK, "filter")]
+    said += [replace(_loss_falls(runs, method), whose="ours") for method in own]
+    return [*said, _filter_does_the_same(runs), _benchmark_is_best(runs, there[1:])]
+
+
+def _accuracies(runs: Runs, rule: str) -> Iterator[Verdict]:
+    """Around 80% and 75%; of Filter the paper says that the same is observed."""
     for regime in regimes(runs):
         wanted = PAPER_ACCURACY[regime]
-        found = {a: final(group(runs, regime, "smea", a)) for a in ATTACKS}
-        for attacks, words in (
-            (("label-flip", "sign-flip", "alie"), "LF, SF and ALIE"),
-            (("foe",), "FOE (the paper: a bit lower)"),
-        ):
-            worst = min(found[a].mean for a in attacks)
-            said.append(
-                Verdict(
-                    f"SMEA reaches {wanted:.2f} at {regime} privacy under {words}",
-                    worst >= wanted,
-                    f"lowest mean {worst:.3f}",
-                )
+        found = {a: final(group(runs, regime, rule, a)).mean for a in ATTACKS}
+        where = f"{METHOD_WORDS[rule]} at {regime} privacy"
+        if regime == "high":
+            foe = found.pop("foe")
+            yield Verdict(
+                f"{where}: a bit lower than {wanted:.2f} under FOE at worst",
+                foe >= wanted - A_BIT,
+                f"mean {foe:.3f}; a bit is read as {A_BIT:.2f}",
             )
-    there = [m for m in METHOD_WORDS if any(case.method == m for case in runs)]
-    said += [_loss_falls(runs, method) for method in there]
-    return [*said, _filter_does_the_same(runs), _benchmark_is_best(runs, there[1:])]
+        attack = min(found, key=lambda a: found[a])
+        yield Verdict(
+            f"{where}: around {wanted:.2f}, or more",
+            found[attack] >= wanted,
+            f"lowest mean {found[attack]:.3f}, under {ATTACK_WORDS[attack]}",
+        )
 
 
 def _loss_falls(runs: Runs, method: str) -> Verdict:
@@ -95,6 +125,48 @@ def _loss_falls(runs: Runs, method: str) -> Verdict:
     return Verdict(text, not rising, "; ".join(rising) or "falls in all of them")
 
 
+def _losses_match(runs: Runs, rule: str) -> Verdict:
+    """In the end as low as DP-DSGD's, within two errors of the difference."""
+    higher = []
+    for attack, where in MATCHING.items():
+        for regime in (r for r in regimes(runs) if r in where):
+            some, best = (
+                _last_losses(group(runs, regime, method, attack))
+                for method in (rule, BENCHMARK)
+            )
+            gap = float(some.mean() - best.mean())
+            if gap > 2 * _error_of_difference(some, best):
+                higher.append(f"{regime} {ATTACK_WORDS[attack]}: {gap:+.3f}")
+    text = "the loss ends where DP-DSGD's does, under LF, and under ALIE but at high "
+    text += f"privacy: {METHOD_WORDS[rule]}"
+    return Verdict(text, not higher, "; ".join(higher) or "within two errors, or lower")
+
+
+def _last_losses(runs: Sequence[RunRecord]) -> NDArray[np.float64]:
+    return curve(runs, "training_loss").values[:, -1]
+
+
+def _error_of_difference(some: NDArray[np.float64], best: NDArray[np.float64]) -> float:
+    if min(len(some), len(best)) < 2:
+        return float("inf")  # one seed says nothing
+    return float(np.sqrt(some.var(ddof=1) / len(some) + best.var(ddof=1) / len(best)))
+
+
+def _degrades(runs: Runs, method: str) -> Verdict:
+    """Look whether accuracy, averaged over the attacks, falls with each regime."""
+    means = {
+        regime: float(
+            np.mean([final(group(runs, regime, method, a)).mean for a in ATTACKS])
+        )
+        for regime in regimes(runs)
+    }
+    values = list(means.values())
+    falls = all(b < a for a, b in pairwise(values))
+    evidence = ", ".join(f"{regime} {mean:.3f}" for regime, mean in means.items())
+    text = f"accuracy falls as privacy tightens: {METHOD_WORDS[method]}"
+    return Verdict(text, falls, evidence)
+
+
 def _filter_does_the_same(runs: Runs) -> Verdict:
     apart = []
     for regime in regimes(runs):
@@ -106,8 +178,9 @@ def _filter_does_the_same(runs: Runs) -> Verdict:
             gap = some.mean - other.mean
             if abs(gap) > 2 * float(np.hypot(some.error, other.error)):
                 apart.append(f"{regime} {ATTACK_WORDS[attack]}: {gap:+.3f}")
-    text = "Filter behaves as SMEA does, within two errors"
-    return Verdict(text, not apart, "; ".join(apart) or "no difference is larger")
+    text = "Filter's accuracy is SMEA's, within two errors"
+    words = "; ".join(apart) or "no difference is larger"
+    return Verdict(text, not apart, words, "ours")
 
 
 def _benchmark_is_best(runs: Runs, methods: Sequence[str]) -> Verdict:
@@ -122,7 +195,8 @@ def _benchmark_is_best(runs: Runs, methods: Sequence[str]) -> Verdict:
                     gain = some.mean - best.mean
                     better.append(f"{regime}: {words} is {gain:.3f} higher")
     text = "DP-DSGD is at least as good as every attacked run, within two errors"
-    return Verdict(text, not better, "; ".join(better) or "no run is better")
+    words = "; ".join(better) or "no run is better"
+    return Verdict(text, not better, words, "ours")
 
 
 def markdown(runs: Runs) -> str:
@@ -146,11 +220,12 @@ def tables(runs: Runs) -> str:
         "",
     ]
     lines += _table(table(runs, losses), {})
-    lines += ["", "### Statements of the paper", "", row(["statement", "", "seen"])]
-    lines.append(row(["---"] * 3))
+    heads = ["statement", "whose", "", "seen"]
+    lines += ["", "### Statements of the paper, and ours", "", row(heads)]
+    lines.append(row(["---"] * len(heads)))
     for verdict in verdicts(runs):
         holds = "holds" if verdict.holds else "**does not hold**"
-        lines.append(row([verdict.statement, holds, verdict.evidence]))
+        lines.append(row([verdict.statement, verdict.whose, holds, verdict.evidence]))
     lines += ["", "### Privacy", ""]
     for regime in regimes(runs):
         privacy = next(r for c, r in runs.items() if c.regime == regime)["privacy"]
