@@ -59,7 +59,7 @@ class Outcome:
     arrays : ArrayRecord or None
         theta_{t+1}; None if the round is skipped and theta_t stays.
     metrics : dict
-        ``replies`` (n'), ``excluded`` and ``excluded-<reason>``,
+        ``replies`` (n'), ``excluded`` and ``excluded-<reason>``, ``ignored``,
         ``num-malicious-nodes`` (f'), ``skipped``, ``learning-rate``, ``momentum``; and
         where the rule tells them ``kappa``, certified for this very answer where the
         rule does that, ``kappa-spectral`` (of a rule proven in the variance sense),
@@ -104,6 +104,7 @@ def conclude(sent: Round, rule: Rule, replies: Iterable[Message]) -> Outcome:
         {
             "replies": len(screened.accepted),
             "excluded": screened.excluded.total(),
+            "ignored": screened.ignored,
             "num-malicious-nodes": f,
             "skipped": int(arrays is None),
             **{f"excluded-{r}": n for r, n in sorted(screened.excluded.items())},

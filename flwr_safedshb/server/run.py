@@ -22,6 +22,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from flwr_safedshb.exchange.arrays import Template
 from flwr_safedshb.server.checkpoint import EvaluateFn, Progress, past_of, save
+from flwr_safedshb.server.collection import CarefulGrid
 from flwr_safedshb.server.evaluation import evaluation_content, medians
 from flwr_safedshb.server.participation import (
     Participation,
@@ -29,7 +30,6 @@ from flwr_safedshb.server.participation import (
     warn_of_strangers,
 )
 from flwr_safedshb.server.schedules import Schedule, rates_at
-from flwr_safedshb.server.screening import CarefulGrid
 from flwr_safedshb.server.settings import settings_of
 
 # By how much a message outlives its round, so that silence is seen as silence.

@@ -1,6 +1,6 @@
 """What a reply is worth before it is aggregated: its layers, or why it is excluded.
 
-Each reply is collected and looked at alone, and nothing in it is taken at its word: the
+Each reply is looked at alone, and nothing in it is taken at its word: the
 decoded values are checked, not the shape and dtype that are declared beside them; sizes
 are compared with the model's before anything is decoded; nothing is ever unpickled.
 Weights and metrics that a client reports are not read. No reply makes this raise.
@@ -8,21 +8,19 @@ Weights and metrics that a client reports are not read. No reply makes this rais
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Literal
 
-import httpx
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from numpy.typing import NDArray
 
 from flwr_safedshb.exchange.arrays import MisfitError, Template
-from flwr_safedshb.flower.grid import WrappedGrid
+from flwr_safedshb.server.collection import answers
 
 Reason = Literal[
     "missing",
@@ -45,63 +43,8 @@ DTYPE = np.dtype("<f4")
 # examples, a NumPyClient that, its metrics and its status.
 _MAX_METRIC_RECORDS = 1
 _MAX_CONFIG_RECORDS = 2
-# Between two looks for replies, where a Grid does not say.
-_POLL_SECONDS = 3.0
 # Characters of a node's own words in the log.
 _MAX_WORDS = 300
-
-
-class CarefulGrid(WrappedGrid):
-    """A Grid of which one unreadable reply costs no other reply.
-
-    Other Grids turn the bytes of all replies into objects in one call. Bytes that are
-    no such objects make it fail, and one client could end a run.
-    """
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> list[Message]:
-        """Send messages and return the replies that came in time and could be read.
-
-        Raises
-        ------
-        OSError, httpx.HTTPError
-            If the network failed rather than a reply.
-        """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        # A message that could not be sent has no id.
-        pushed = self.grid.push_messages(messages)
-        waiting = [message_id for message_id in pushed if message_id]
-        replies: list[Message] = []
-        while waiting:
-            left = []
-            for message_id in waiting:
-                found = self._pull(message_id)
-                if found is not None:
-                    replies += found
-                    left += [] if found else [message_id]
-            if len(left) == len(waiting) and not self._pause(deadline):
-                break
-            waiting = left
-        return replies
-
-    def _pull(self, message_id: str) -> list[Message] | None:
-        """Return the reply if it is there, and None if it can never be read."""
-        try:
-            return list(self.grid.pull_messages([message_id]))
-        except (OSError, httpx.HTTPError):
-            raise
-        except Exception as error:
-            log(WARNING, "A reply cannot be read: %s", type(error).__name__)
-            return None
-
-    def _pause(self, deadline: float | None) -> bool:
-        """Wait before asking again; False if the time is up."""
-        interval = float(getattr(self.grid, "pull_interval", _POLL_SECONDS))
-        if deadline is not None:
-            interval = min(interval, deadline - time.monotonic())
-        time.sleep(max(interval, 0.0))
-        return interval > 0.0
 
 
 @dataclass(frozen=True)
@@ -145,6 +88,7 @@ class Screened:
     accepted: list[tuple[int, Accepted]]
     excluded: Counter[Reason]
     proven: int
+    ignored: int
 
 
 def screen_all(
@@ -158,12 +102,15 @@ def screen_all(
     waiting = dict(sent)
     accepted: list[tuple[int, Accepted]] = []
     excluded: Counter[Reason] = Counter()
+    ignored = 0
     for reply in replies:
-        # A reply that says a node was lost does not come from that node.
-        node = waiting.pop(reply.metadata.reply_to_message_id, None)
-        if node is None:
-            log(WARNING, "\t> A reply to nothing that was sent in this round: ignored")
+        name = reply.metadata.reply_to_message_id
+        node = waiting.get(name)
+        if node is None or not answers(reply, name, node):
+            log(WARNING, "\t> A message that answers nothing of this round: ignored")
+            ignored += 1
             continue
+        del waiting[name]
         result = screen(template, reply)
         if isinstance(result, Accepted):
             accepted.append((node, result))
@@ -175,7 +122,7 @@ def screen_all(
         log(INFO, "\t> No reply from %s", ", ".join(map(str, waiting.values())))
     accepted.sort(key=lambda pair: pair[1].encoded)
     proven = sum(n for reason, n in excluded.items() if Excluded(reason).is_proof)
-    return Screened(accepted, excluded, proven)
+    return Screened(accepted, excluded, proven, ignored)
 
 
 def screen(template: Template, reply: Message) -> Accepted | Excluded:

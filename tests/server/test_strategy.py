@@ -24,8 +24,8 @@ from flwr_safedshb.aggregation import SMEA, Average, Filter, Krum, Median, Rule
 from flwr_safedshb.aggregation.gram import Clients
 from flwr_safedshb.flower.grid import WrappedGrid
 from flwr_safedshb.grids.in_process import InProcessGrid
+from flwr_safedshb.server.collection import CarefulGrid
 from flwr_safedshb.server.participation import malicious_bound
-from flwr_safedshb.server.screening import CarefulGrid
 from flwr_safedshb.server.strategy import SafeDSHB
 from tests.federation import (
     Spoil,
@@ -262,7 +262,6 @@ def test_an_unreadable_reply_costs_no_other() -> None:
 
 def test_waiting_for_replies_ends_at_the_timeout() -> None:
     class Slow(WrappedGrid):
-        pull_interval = 0.01
         asked = 0
 
         def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:

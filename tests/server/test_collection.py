@@ -1,0 +1,129 @@
+"""Replies are collected one by one, and believed if they answer what was asked."""
+
+import threading
+from collections.abc import Iterable
+
+import httpx
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from flwr_safedshb.flower.compat import Run
+from flwr_safedshb.flower.grid import WrappedGrid
+from flwr_safedshb.server import collection
+from flwr_safedshb.server.collection import CarefulGrid, answers
+from tests.federation import federation
+
+
+class Remote(Grid):
+    """Stands for a SuperLink: nothing of it is known to be simulated."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.inside = grid
+
+    @property
+    def run(self) -> Run:
+        return self.inside.run
+
+    def set_run(self, run: Run) -> None:
+        self.inside.set_run(run)
+
+    def create_message(self, *_: object, **__: object) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self.inside.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self.inside.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self.inside.pull_messages(message_ids)
+
+    def send_and_receive(self, *_: object, **__: object) -> Iterable[Message]:
+        raise NotImplementedError
+
+
+def messages(grid: Grid) -> list[Message]:
+    content = RecordDict({"config": ConfigRecord({"step": 0})})
+    return [
+        Message(content, dst_node_id=node, message_type="train")
+        for node in sorted(grid.get_node_ids())
+    ]
+
+
+def refused(status: int) -> httpx.HTTPStatusError:
+    request = httpx.Request("POST", "https://link")
+    return httpx.HTTPStatusError(
+        "no", request=request, response=httpx.Response(status, request=request)
+    )
+
+
+def test_a_reply_that_never_completes_costs_the_others_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(collection, "_PATIENCE", 0.05)
+    for_ever = threading.Event()
+
+    class Stalled(Remote):
+        stalled: str = ""
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            (name,) = message_ids
+            self.stalled = self.stalled or name
+            if name == self.stalled:
+                for_ever.wait(60)
+            return super().pull_messages([name])
+
+    grid = CarefulGrid(Stalled(federation(5)))
+    replies = grid.send_and_receive(messages(grid), timeout=0.5)
+    for_ever.set()
+    assert len(replies) == 4
+
+
+def test_what_cannot_be_sent_together_is_tried_one_by_one() -> None:
+    class Poisoned(Remote):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            asked = list(messages)
+            if min(self.get_node_ids()) in {m.metadata.dst_node_id for m in asked}:
+                raise refused(500)
+            return super().push_messages(asked)
+
+    grid = CarefulGrid(Poisoned(federation(3)))
+    assert len(grid.send_and_receive(messages(grid), timeout=5.0)) == 2
+
+
+def test_a_superlink_that_fails_over_one_reply_ends_no_run() -> None:
+    class Failing(Remote):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            raise refused(500)
+
+    grid = CarefulGrid(Failing(federation(3)))
+    assert grid.send_and_receive(messages(grid), timeout=30.0) == []
+
+
+@pytest.mark.parametrize("field", ["src_node_id", "reply_to_message_id"])
+def test_a_reply_in_anothers_name_is_no_answer(field: str) -> None:
+    grid = federation(2)
+    (one, other) = messages(grid)
+    (name,) = grid.push_messages([one])
+    (reply,) = grid.pull_messages([name])
+    node = one.metadata.dst_node_id
+    assert answers(reply, name, node)
+    assert not answers(reply, name, other.metadata.dst_node_id)
+    forged = "x" if field.startswith("reply") else other.metadata.dst_node_id
+    reply.metadata.__dict__[f"_{field}"] = forged
+    assert not answers(reply, name, node)
+
+
+def test_forged_replies_are_handed_on_to_be_counted() -> None:
+    class Forging(WrappedGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+            found = list(self.grid.pull_messages(message_ids))
+            for reply in found:
+                reply.metadata.__dict__["_src_node_id"] = 99
+            return found
+
+    grid = CarefulGrid(Forging(federation(3)))
+    replies = grid.send_and_receive(messages(grid), timeout=5.0)
+    assert {reply.metadata.src_node_id for reply in replies} == {99}
