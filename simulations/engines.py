@@ -6,6 +6,7 @@ import shlex
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 from flwr.app import ConfigRecordValues
 from flwr.clientapp import ClientApp
@@ -13,8 +14,11 @@ from flwr.serverapp import ServerApp
 
 from flwr_safedshb.grids.batched import BatchedGrid
 from flwr_safedshb.grids.in_process import InProcessGrid
-from flwr_safedshb.server.checkpoint import Progress, load
-from simulations.app import OVERRIDES, composed, make_client_app, make_server_app
+from flwr_safedshb.server.checkpoint import Progress, described, differences, load
+from simulations.app import OVERRIDES, make_client_app, make_server_app
+from simulations.check import check
+from simulations.config import SettingsError, composed, explained, override
+from simulations.experiment import identity
 from simulations.loopback import Deployment
 
 Settings = dict[str, ConfigRecordValues]
@@ -28,22 +32,59 @@ def run(overrides: Sequence[str], checkpoint: str | Path | None = None) -> Progr
     overrides : sequence of str
         Such as ``["engine=ray", "steps=10"]``.
     checkpoint : str or Path, optional
-        Where the server leaves its model, and resumes from.
+        Where the server leaves its model. If the same experiment was run to its end
+        there, that is the answer.
 
     Returns
     -------
     Progress
         The final model, and the metrics of all rounds.
+
+    Raises
+    ------
+    SettingsError
+        Before anything starts: if the overrides make no run, or if `checkpoint` is of
+        another experiment.
     """
     with tempfile.TemporaryDirectory(prefix="safedshb-") as scratch:
         path = Path(checkpoint or Path(scratch) / "run.npz").absolute()
-        text = shlex.join([*overrides, f"checkpoint={path}"])
+        text = shlex.join([*overrides, override("checkpoint", path)])
+        progress = checked(text, path)
+        if progress is not None and progress.step == progress.num_rounds:
+            return progress
+        # The momentums of its nodes are gone: from here it would be another run.
+        path.unlink(missing_ok=True)
         engine = composed(text).engine.name
         ENGINES[engine](text)
         progress = load(path)
     if progress is None:
         raise RuntimeError(f"the run on engine={engine} ended without a model")
     return progress
+
+
+def checked(overrides: str, path: Path) -> Progress | None:
+    """Refuse what cannot run; return what the experiment has left at a path before.
+
+    Raises
+    ------
+    SettingsError
+        Also if what is there is of another experiment.
+    """
+    check(overrides)
+    folder = composed(overrides).engine.get("folder")
+    if folder is not None and (Path(folder) / "flwr").exists():
+        raise SettingsError(f"engine.folder={folder} holds another deployment")
+    with explained():
+        found = load(path)
+    if found is None:
+        return None
+    then = cast(dict[str, object], found.settings.get("run_settings", {}))
+    now = cast(dict[str, object], described(identity(overrides)))
+    if problem := differences(then, now):
+        raise SettingsError(
+            f"{path} is of another run: {problem}; use another folder, or remove it"
+        )
+    return found
 
 
 def in_process(overrides: str, grid_type: type[InProcessGrid] = InProcessGrid) -> None:

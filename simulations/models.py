@@ -33,6 +33,8 @@ class MLP(nn.Sequential):
     def __init__(
         self, num_features: int, num_outputs: int, hidden: Sequence[int]
     ) -> None:
+        if not all(isinstance(width, int) and width > 0 for width in hidden):
+            raise ValueError(f"hidden={hidden} must be a list of whole numbers above 0")
         layers: list[nn.Module] = [nn.Flatten()]
         for width in hidden:
             layers += [nn.Linear(num_features, width), nn.ReLU()]

@@ -7,7 +7,10 @@ instead of a federation: a callable that leaves what it finds in a folder.
 from __future__ import annotations
 
 import logging
+import shlex
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
@@ -17,40 +20,110 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.console import Console
 
-from simulations.engines import run
+from simulations.check import check_study
+from simulations.command import alone_at, complaining
+from simulations.config import (
+    SettingsError,
+    composed,
+    folders_of,
+    jobs,
+    override,
+    resolved,
+)
+from simulations.engines import checked, run
+from simulations.overrides import CONF
 from simulations.results import record
+from simulations.results.record import RunRecord
 from simulations.results.report import run_page
 
 
-@hydra.main(config_path="../conf", config_name="config", version_base=None)
-def main(cfg: DictConfig) -> None:
+@complaining
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Refuse what makes no run, then let Hydra start one, or with ``-m`` many."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = {argument for argument in given if argument.startswith("-")}
+    overrides = [argument for argument in given if argument not in options]
+    sys.argv[1:] = given
+    if options - {"-m", "--multirun"}:  # such as --help and --cfg
+        _job()
+        return 0
+    every = jobs(overrides) if options else [overrides]
+    single, several = folders_of(every[0])
+    folders = [several / str(i) for i in range(len(every))] if options else [single]
+    models = [_checked(*job) for job in zip(every, folders, strict=True)]
+    if len({*models}) < len(models):
+        raise SettingsError(f"checkpoint={models[0]} would be that of several runs")
+    # A folder's name may be the time, which must not be asked twice.
+    sys.argv.append(override("hydra.run.dir", single))
+    sys.argv.append(override("hydra.sweep.dir", several))
+    with alone_at(several / "0" if options else models[0]):
+        _job()
+    return 0
+
+
+def _checked(overrides: Sequence[str], folder: Path) -> Path:
+    """Refuse what makes no run in a folder; return where its model will be."""
+    text = shlex.join(overrides)
+    model = _model(composed(text), folder)
+    if "study" in composed(text):
+        check_study(text)
+    else:
+        checked(text, model)
+    return model
+
+
+@hydra.main(config_path=str(CONF), config_name="config", version_base=None)
+def _job(cfg: DictConfig) -> None:
+    if code := _run(cfg):
+        sys.exit(code)
+
+
+@complaining
+def _run(cfg: DictConfig) -> int:
     """Run on the engine of the config; leave model, results and report together."""
     settings = HydraConfig.get()
+    folder = Path(settings.runtime.output_dir)
     logging.getLogger("flwr").setLevel(cfg.log_level)
     # The engines compose the config themselves, and Hydra has one at a time.
     GlobalHydra.instance().clear()
     if "study" in cfg:
-        instantiate(cfg.study)(Path(settings.runtime.output_dir))
-        return
-    path = Path(cfg.checkpoint or Path(settings.runtime.output_dir) / "model.npz")
-    overrides = list(settings.overrides.task)
-    start = time.perf_counter()
-    with Console(stderr=True).status(f"{cfg.steps} steps, engine={cfg.engine.name}"):
-        progress = run(overrides, path)
-    found = record.record(overrides, progress, time.perf_counter() - start)
-    record.write(path.with_suffix(".json"), found)
-    path.with_suffix(".html").write_text(run_page(found))
+        instantiate(cfg.study)(folder)
+        return 0
+    model = _model(cfg, folder)
+    found = _result(cfg, list(settings.overrides.task), model)
+    model.with_suffix(".html").write_text(run_page(found))
     if "_target_" in cfg.logger:
-        print(f"log: {instantiate(cfg.logger)(found, path)}")
-    last = max(progress.evaluate_serverapp)
-    metrics = progress.evaluate_serverapp[last]
+        print(f"log: {instantiate(cfg.logger)(found, model)}")
+    last = found["evaluations"]
     print(
-        f"round {last}: loss {metrics['loss']:.4f}, accuracy {metrics['accuracy']:.4f}"
+        f"round {last['step'][-1]}: loss {last['test_loss'][-1]:.4f}, "
+        f"accuracy {last['accuracy'][-1]:.4f}"
     )
     print(found["privacy"]["statement"])
     print(found["privacy"]["note"])
-    print(f"model: {path}; results and report beside it: .json, .html")
+    print(f"model: {model}; results and report beside it: .json, .html")
+    return 0
+
+
+def _model(cfg: DictConfig, folder: Path) -> Path:
+    return Path(cfg.checkpoint or folder / "model.npz").absolute()
+
+
+def _result(cfg: DictConfig, overrides: list[str], model: Path) -> RunRecord:
+    """Run, or return what the same run has left here."""
+    text, results = shlex.join(overrides), model.with_suffix(".json")
+    there, known = checked(text, model), record.read(results)
+    done = there is not None and there.step == there.num_rounds
+    if done and known is not None and known["config"] == resolved(text):
+        print(f"the same run has ended here before, in {known['seconds']:.1f} s")
+        return known
+    start = time.perf_counter()
+    with Console(stderr=True).status(f"{cfg.steps} steps, engine={cfg.engine.name}"):
+        progress = run(overrides, model)
+    found = record.record(overrides, progress, time.perf_counter() - start)
+    record.write(results, found)
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

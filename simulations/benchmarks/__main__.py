@@ -6,7 +6,6 @@ named on the page, and fails the command.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -18,7 +17,8 @@ from rich.console import Console
 from simulations.benchmarks import history, sheet
 from simulations.benchmarks.measure import timed
 from simulations.benchmarks.outcome import OUT, show_table
-from simulations.results.publish import publish
+from simulations.command import Parser, complaining
+from simulations.results.publish import check_page, publish
 
 BENCHMARKS = ("aggregation", "client_step", "startup", "engine", "end_to_end")
 PAGE = "index.html"
@@ -29,18 +29,20 @@ def measure(name: str, out: Path, quick: bool) -> sheet.Section:
     command = [sys.executable, "-m", f"simulations.benchmarks.{name}"]
     command += ["--out", str(out), *(["--quick"] if quick else [])]
     path = out / f"{name}.json"
-    path.unlink(missing_ok=True)  # of an earlier run
+    picture = path.with_suffix(".png")
+    for stale in (path, picture):  # of an earlier run
+        stale.unlink(missing_ok=True)
     seconds, done = timed(lambda: subprocess.run(command, check=False))
     if done.returncode or not path.exists():
         return sheet.Section(name, seconds, None, None)
-    picture = path.with_suffix(".png")
     image = picture.read_bytes() if picture.exists() else None
     return sheet.Section(name, seconds, json.loads(path.read_text()), image)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+@complaining
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run all or some benchmarks, write the page, compare with the last record."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = Parser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", help=f"of {', '.join(BENCHMARKS)}")
     parser.add_argument(
         "--quick", action="store_true", help="small sizes, to see that all of it runs"
@@ -58,6 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"{', '.join(unknown)}: the benchmarks are {BENCHMARKS}")
     if options.record and (options.quick or options.names):
         parser.error("--record keeps whole runs: leave out --quick and names")
+    if options.page is not None:
+        if options.quick:
+            parser.error("--page shows whole runs: leave out --quick")
+        check_page(options.page, "benchmarks")
     options.out.mkdir(parents=True, exist_ok=True)
     console = Console()
     sections = []
@@ -65,7 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         console.rule(name)
         sections.append(measure(name, options.out, options.quick))
     now = history.entry({s.name: s.costs for s in sections})
-    changes = history.comparison(history.last(now.machine), now)
+    # Small sizes have other costs under the same names.
+    before = None if options.quick else history.last(now.machine)
+    changes = history.comparison(before, now)
     if changes is not None:
         console.rule("history")
         show_table(console, changes)
@@ -83,7 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         publish(options.page, "benchmarks", sheet.markdown(sections, now), pictures)
     if options.record:
         history.append(now)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from simulations.app import share
+from simulations.experiment import share
 
 
 class LogisticRegression(nn.Module):

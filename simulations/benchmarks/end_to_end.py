@@ -25,10 +25,11 @@ from flwr_safedshb.grids.adversarial import AdversarialGrid
 from flwr_safedshb.grids.batched import BatchedGrid
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.server.strategy import SafeDSHB
-from simulations.app import make_client_app, untrained
+from simulations.app import make_client_app
 from simulations.benchmarks import byzfl_loop
 from simulations.benchmarks.measure import resident, worked
 from simulations.benchmarks.outcome import Outcome, Table, at_least, at_most, main
+from simulations.experiment import untrained
 
 NODES, MALICIOUS = 7, 3
 TASK = f"num_nodes={NODES} num_malicious_nodes={MALICIOUS} attack=alie"

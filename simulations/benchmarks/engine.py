@@ -24,9 +24,10 @@ from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.grids.batched import BatchedGrid
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.server.strategy import SafeDSHB
-from simulations.app import make_client_app, untrained
+from simulations.app import make_client_app
 from simulations.benchmarks.outcome import Outcome, Table, at_least, at_most, main
 from simulations.engines import simulate
+from simulations.experiment import untrained
 
 NODES, MALICIOUS = 7, 3
 OVERRIDES = f"num_nodes={NODES} num_malicious_nodes={MALICIOUS}"

@@ -6,6 +6,7 @@ from simulations.data.federation import (
     Federation,
     Overlap,
     federated,
+    fingerprint,
     flipped,
 )
 from simulations.data.files import FashionMNIST, Libsvm
@@ -30,5 +31,6 @@ __all__ = [
     "Synthetic",
     "Table",
     "federated",
+    "fingerprint",
     "flipped",
 ]

@@ -40,6 +40,12 @@ class Synthetic:
     seed: int
     test_fraction: float
 
+    def __post_init__(self) -> None:
+        for name in ("num_examples", "num_features"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value} must be a whole number above 0")
+
     def load(self) -> Table:
         """Return inputs of shape (m, d), in two classes."""
         rng = np.random.default_rng(self.seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 
 import numpy as np
 import torch
@@ -146,6 +146,16 @@ def flipped(examples: Examples, num_classes: int) -> Examples:
     """Return examples as label flippers hold them: label l becomes k - 1 - l."""
     inputs, labels = examples
     return inputs, torch.from_numpy(LabelFlip().flip(labels.numpy(), num_classes))
+
+
+@lru_cache(maxsize=8)
+def fingerprint(source: Source) -> str:
+    """Return a digest of all examples: files may change under the same path."""
+    table = _loaded(source)
+    digest = sha256(f"{table.inputs.shape} {table.num_classes} {table.test}".encode())
+    digest.update(np.ascontiguousarray(table.inputs).data)
+    digest.update(np.ascontiguousarray(table.labels).data)
+    return digest.hexdigest()
 
 
 @lru_cache(maxsize=1)

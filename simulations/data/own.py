@@ -62,7 +62,7 @@ def load_own(path: Path) -> Own:
 
 def main(arguments: Sequence[str]) -> None:
     """Write the shares of an experiment, one file a node."""
-    from simulations.app import federation
+    from simulations.experiment import federation
 
     folder, overrides = Path(arguments[0]), " ".join(arguments[1:])
     folder.mkdir(parents=True, exist_ok=True)

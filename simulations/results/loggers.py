@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import csv
 import io
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from flwr_safedshb.files import replace_file
@@ -66,16 +68,19 @@ class CSV:
 class TensorBoard:
     """Scalars by step, and the configuration and the privacy of the run as text."""
 
-    def __call__(self, run: RunRecord, model: Path) -> Path:
-        """Write beside the model, and return where."""
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
+    def __post_init__(self) -> None:
+        if find_spec("tensorboard") is None:
             raise ImportError(
                 "logger=tensorboard needs the package tensorboard; install "
                 "flwr-safedshb[tensorboard], or use logger=csv"
-            ) from error
-        folder = model.with_name("tensorboard")
+            )
+
+    def __call__(self, run: RunRecord, model: Path) -> Path:
+        """Write beside the model, in the place of an earlier log; return where."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = model.with_suffix(".tensorboard")
+        shutil.rmtree(folder, ignore_errors=True)
         with SummaryWriter(str(folder)) as writer:
             for step, row in rows(run):
                 for name, value in row.items():

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from simulations.config import SettingsError, explained
+
 
 def publish(
     page: Path, name: str, text: str, figures: Mapping[str, Path] | None = None
@@ -25,10 +27,7 @@ def publish(
         Copied into ``images/`` beside the page, as ``NAME_...``, and shown after the
         text.
     """
-    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
-    old = page.read_text()
-    if old.count(begin) != 1 or old.count(end) != 1:
-        raise ValueError(f"{page} must hold {begin} and {end} once each; add them")
+    begin, end = check_page(page, name)
     shown = [text.strip()]
     for caption, source in (figures or {}).items():
         target = page.parent / "images" / f"{name}_{source.name}"
@@ -39,4 +38,14 @@ def publish(
         shown.append(f"![{caption}](images/{target.name})")
     between = re.compile(f"{re.escape(begin)}.*{re.escape(end)}", flags=re.DOTALL)
     new = "\n\n".join([begin, *shown, end])
-    page.write_text(between.sub(lambda _: new, old))
+    page.write_text(between.sub(lambda _: new, page.read_text()))
+
+
+def check_page(page: Path, name: str) -> tuple[str, str]:
+    """Return the two marks, which a page must hold."""
+    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    with explained():
+        text = page.read_text()
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise SettingsError(f"{page} must hold {begin} and {end} once each; add them")
+    return begin, end

@@ -17,15 +17,18 @@ from typing import TypedDict, cast
 
 from flwr.app import MetricRecord
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from flwr_safedshb.files import replace_file
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement
 from flwr_safedshb.server.checkpoint import Progress
-from simulations.app import composed, federation, make_client_app
+from simulations.app import make_client_app
+from simulations.config import composed, resolved
+from simulations.data import fingerprint
+from simulations.experiment import attacked, federation
 
-FORMAT = 1
+FORMAT = 2
 PACKAGES = (
     "flwr-safedshb",
     "flwr",
@@ -115,15 +118,15 @@ def record(overrides: Sequence[str], progress: Progress, seconds: float) -> RunR
     cfg = composed(text)
     data = federation(text)
     ids = _node_ids(cfg, progress)
-    attacked = "_target_" in cfg.attack
-    f = cfg.num_malicious_nodes if attacked and len(ids) == cfg.num_nodes else 0
+    told = attacked(cfg) and len(ids) == cfg.num_nodes
+    f = cfg.num_malicious_nodes if told else 0
     return RunRecord(
         format=FORMAT,
         overrides=list(overrides),
-        config=resolved(overrides),
+        config=dict(resolved(text)),
         seed=cfg.seed,
         versions=versions(),
-        data=data.summary(),
+        data={**data.summary(), "sha256": fingerprint(instantiate(cfg.data))},
         nodes=[f"node {i}" for i in range(len(ids))],
         adversaries=list(range(len(ids) - f, len(ids))),
         evaluations=_evaluations(progress),
@@ -133,17 +136,14 @@ def record(overrides: Sequence[str], progress: Progress, seconds: float) -> RunR
     )
 
 
-def resolved(overrides: Sequence[str]) -> dict[str, object]:
-    """Return the configuration without interpolations, and without places on a disk.
-
-    Two runs with equal configurations do the same, wherever their files are.
-    """
-    config = OmegaConf.to_container(composed(shlex.join(overrides)), resolve=True)
-    values = cast(dict[str, object], config)
-    for key in ("checkpoint", "log_level", "logger"):
-        values.pop(key)
-    cast(dict[str, object], values["data"]).pop("path", None)
-    return values
+def same(run: RunRecord, overrides: Sequence[str]) -> bool:
+    """Whether a run is what the overrides, today's data and versions would give."""
+    text = shlex.join(overrides)
+    return (
+        run["config"] == resolved(text)
+        and run["versions"] == versions()
+        and run["data"].get("sha256") == fingerprint(instantiate(composed(text).data))
+    )
 
 
 @lru_cache(maxsize=1)

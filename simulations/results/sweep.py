@@ -1,7 +1,8 @@
 """Many runs, each once: in a folder, on several processes, with a live display.
 
-A run that is already there, with the same configuration, is not run again, so a sweep
-that was killed goes on where it was.
+A run that is already there, with the same configuration, data and versions, is not run
+again, so a sweep that was killed goes on where it was. Any other run that is found
+under its name is replaced.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import logging
 import multiprocessing
 import os
+import shlex
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +30,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from simulations.command import at_least
+from simulations.config import SettingsError, keys
 from simulations.results import record
 from simulations.results.record import RunRecord
 
@@ -71,16 +75,28 @@ class Sweep(Generic[C]):
         return self.folder / "runs" / f"{case.name}.json"
 
     def found(self, case: C) -> RunRecord | None:
-        """Return a run that is there and has the configuration that is asked for."""
+        """Return a run that is there and is the one that is asked for."""
         run = record.read(self.path(case))
-        if run is None or run["config"] != record.resolved(self.overrides_of(case)):
-            return None
-        return run
+        return run if run and record.same(run, self.overrides_of(case)) else None
+
+    def check(self) -> None:
+        """Refuse settings of any run before the first one starts."""
+        from simulations.check import check
+
+        more = keys(shlex.join(self.overrides))
+        for case in self.cases:
+            own = set(keys(shlex.join(case.overrides)))
+            if taken := own.intersection(more):
+                raise SettingsError(
+                    f"--set {min(taken)}: the runs are named after their own; leave it "
+                    "out, or see --help"
+                )
+            check(shlex.join(self.overrides_of(case)))
 
     def run(self, case: C) -> None:
         """Run one case in this process and write its file."""
-        from simulations.app import share
         from simulations.engines import run
+        from simulations.experiment import share
 
         overrides = self.overrides_of(case)
         start = time.perf_counter()
@@ -185,10 +201,13 @@ def complete(console: Console, work: Sweep[C], workers: int) -> bool:
     return show_progress(console, work, todo, workers) if todo else True
 
 
-def add_arguments(parser: argparse.ArgumentParser, output: str) -> None:
+def add_arguments(
+    parser: argparse.ArgumentParser, output: str, seeds: Sequence[int]
+) -> None:
     """Add the arguments that every sweep has."""
     parser.add_argument("--output", type=Path, default=Path(output))
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--workers", type=at_least(1), default=os.cpu_count() or 1)
+    parser.add_argument("--seeds", nargs="+", type=at_least(0), default=seeds)
     parser.add_argument(
         "--set", nargs="+", default=[], help="Hydra overrides of all runs: steps=.."
     )

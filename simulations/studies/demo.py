@@ -8,7 +8,6 @@ Filter. No network, no data on disk: the tumours are scikit-learn's ``breast_can
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from simulations.command import Parser, alone_at, complaining
 from simulations.results.record import RunRecord
 from simulations.results.report import epsilons, sweep_page
 from simulations.results.sweep import Sweep, add_arguments, show_progress
@@ -104,18 +104,26 @@ def show(console: Console, groups: Mapping[str, Sequence[RunRecord]]) -> None:
     )
 
 
+@complaining
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, print a table, write a report."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_arguments(parser, "outputs/demo")
-    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    parser = Parser(description=__doc__.splitlines()[0])
+    add_arguments(parser, "outputs/demo", SEEDS)
     args = parser.parse_args(argv)
     console = Console()
-    cases = tuple(Case(setting, seed) for seed in args.seeds for setting in SETTINGS)
+    seeds = tuple(dict.fromkeys(args.seeds))
+    cases = tuple(Case(setting, seed) for seed in seeds for setting in SETTINGS)
     work = Sweep(args.output, cases, tuple(args.set))
-    console.print(f"{len(SETTINGS)} settings, {len(args.seeds)} seeds each")
+    work.check()
+    console.print(f"{len(SETTINGS)} settings, {len(seeds)} seeds each")
+    with alone_at(args.output / "runs"):
+        return conclude(console, work, args.workers)
+
+
+def conclude(console: Console, work: Sweep[Case], workers: int) -> int:
+    """Run, print and write; return 1 if a run failed."""
     # All of them, also those that are there: who asks for a demo wants to see it.
-    if not show_progress(console, work, cases, args.workers):
+    if not show_progress(console, work, work.cases, workers):
         return 1
     groups = by_setting(work.runs())
     text = story(groups["SMEA, attacked"][0])

@@ -10,8 +10,9 @@ from omegaconf import DictConfig
 
 from flwr_safedshb.server.schedules import Constant, Rates, rates_at
 from flwr_safedshb.theory import NonConvex, StronglyConvex
-from simulations.app import composed, federation, untrained
+from simulations.config import composed
 from simulations.engines import run
+from simulations.experiment import federation, untrained
 from simulations.schedules import logistic_smoothness, scheduled
 
 SMALL = "data.num_examples=600 data.num_features=5 weight_decay=0.01 num_nodes=5 "

@@ -9,13 +9,15 @@ import pytest
 import torch
 from rich.console import Console
 
-from simulations.app import federation
+from simulations.config import resolved
+from simulations.experiment import federation
 from simulations.results import record
 from simulations.results.record import RunRecord
 from simulations.results.sweep import Sweep
 from simulations.studies.beyond import parts, study
 from simulations.studies.beyond.parts import PARTS, UNHARMED, Case, cases, fashion_mnist
 from simulations.studies.beyond.study import main, markdown, panels, write
+from tests import records
 
 
 @pytest.fixture
@@ -48,8 +50,8 @@ def test_every_run_is_there_once() -> None:
 def test_the_settings_are_those_that_are_told(part: str, n: int, f: int) -> None:
     """And the benchmark is of the honest workers alone, by the same messages."""
     setting = next(iter(PARTS[part].settings))
-    attacked = record.resolved(Case(part, setting, "smea", "alie", 1).overrides)
-    unharmed = record.resolved(Case(part, setting, UNHARMED, None, 1).overrides)
+    attacked = resolved(" ".join(Case(part, setting, "smea", "alie", 1).overrides))
+    unharmed = resolved(" ".join(Case(part, setting, UNHARMED, None, 1).overrides))
     assert (attacked["num_nodes"], attacked["num_malicious_nodes"]) == (n, f)
     assert (unharmed["num_nodes"], unharmed["num_malicious_nodes"]) == (n - f, 0)
     same = ("steps", "momentum", "server_learning_rate", "privacy", "data", "split")
@@ -71,24 +73,8 @@ def test_the_honest_hold_the_same_with_and_without_an_attack() -> None:
 
 def made_up(case: Case) -> RunRecord:
     hurt = case.method == "average"
-    return RunRecord(
-        format=1, overrides=case.overrides, seed=case.seed, versions={}, data={},
-        seconds=2.0, nodes=["node 0", "node 1"], adversaries=[1],
-        config={"privacy": {"plan": {"noise_multiplier": 1.0}}},
-        evaluations={
-            "step": [0, 10], "accuracy": [0.5, 0.3 if hurt else 0.9],
-            "test_loss": [0.7, 0.2], "training_loss": [0.7, 50.0 if hurt else 0.2],
-        },
-        rounds={
-            "left_out": [[1], []], "excluded": {}, "kappa": [1.0] * 2,
-            "lambda_max": [1.0] * 2, "replies": [2] * 2, "skipped": [0] * 2,
-        },
-        privacy={
-            "epsilon": 1.5, "delta": 1e-4, "steps": 2, "sampler": "s", "adjacency": "a",
-            "accountant": "p", "num_examples": 3, "seeded_noise": True, "note": "n",
-            "statement": "epsilon = 1",
-        },
-    )  # fmt: skip
+    accuracy, losses = (0.3, (0.7, 50.0)) if hurt else (0.9, (0.7, 0.2))
+    return records.made_up(accuracy, losses, case.seed, case.overrides)
 
 
 def test_the_table_has_a_row_for_each_panel_and_marks_what_diverges() -> None:
@@ -150,8 +136,7 @@ def test_the_command_goes_on_where_it_was(
 
     def run_here(console: Console, work: Sweep[Case], workers: int) -> bool:
         for case in work.missing()[:2]:
-            run = made_up(case)
-            run["config"] = record.resolved(work.overrides_of(case))
+            run = records.as_if_of(made_up(case), work.overrides_of(case))
             record.write(work.path(case), run)
             ran.append(case)
         return not work.missing()

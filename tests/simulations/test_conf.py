@@ -1,7 +1,5 @@
 """Every file under conf/ makes what it says, and wrong overrides are refused."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -188,12 +186,3 @@ def test_libsvm_needs_its_path() -> None:
 def test_a_wrong_override_is_refused(override: str, words: str) -> None:
     with pytest.raises((ConfigCompositionException, HydraException), match=words):
         composed(override)
-
-
-def test_the_command_shows_hydras_own_error() -> None:
-    command = [sys.executable, "-m", "simulations.run", "aggregation=sema"]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ran.returncode != 0
-    assert "Could not find 'aggregation/sema'" in ran.stderr
-    assert "smea" in ran.stderr  # among the options that there are
-    assert "Traceback" not in ran.stderr

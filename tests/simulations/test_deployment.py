@@ -17,8 +17,9 @@ from flwr_safedshb.client.node import LEDGER_NAME
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from flwr_safedshb.server.checkpoint import load
-from simulations.app import composed, share
+from simulations.config import composed
 from simulations.engines import run
+from simulations.experiment import share
 from simulations.loopback import ROOT, Deployment
 from tests.linear import PLAN, ROUNDS, momentum
 

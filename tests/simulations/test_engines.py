@@ -8,8 +8,10 @@ from hydra.utils import instantiate
 from flwr_safedshb.aggregation import Rule
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.server.checkpoint import Progress, load
-from simulations.app import OVERRIDES, composed, share
+from simulations.app import OVERRIDES
+from simulations.config import composed
 from simulations.engines import run
+from simulations.experiment import share
 from simulations.loopback import Deployment
 from simulations.overrides import CONF
 

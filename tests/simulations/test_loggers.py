@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from simulations.check import check
+from simulations.config import SettingsError, resolved
 from simulations.engines import run
+from simulations.results import loggers
 from simulations.results import record as results
 from simulations.results.loggers import CSV, TensorBoard, rows
 from simulations.results.record import RunRecord
@@ -60,12 +63,22 @@ def test_tensorboard_reads_the_events(record: RunRecord, tmp_path: Path) -> None
     assert "privacy/text_summary" in events.Tags()["tensors"]
 
 
-def test_without_tensorboard_the_remedy_is_named(
-    record: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_tensorboard_the_remedy_is_named_before_the_run(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ImportError, match=r"install flwr-safedshb\[tensorboard\]"):
-        TensorBoard()(record, tmp_path / "model.npz")
+    monkeypatch.setattr(loggers, "find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match=r"install flwr-safedshb\[tensorboard\]"):
+        check("logger=tensorboard")
+
+
+def test_an_earlier_log_is_replaced_and_others_stay(
+    record: RunRecord, tmp_path: Path
+) -> None:
+    other = TensorBoard()(record, tmp_path / "other.npz")
+    for _ in range(2):
+        folder = TensorBoard()(record, tmp_path / "model.npz")
+        assert len(list(folder.iterdir())) == 1
+    assert other.is_dir()
 
 
 def test_the_config_chooses(tmp_path: Path) -> None:
@@ -82,4 +95,4 @@ def test_the_config_chooses(tmp_path: Path) -> None:
 
 
 def test_where_it_logs_is_no_part_of_what_a_run_is() -> None:
-    assert results.resolved(["logger=csv"]) == results.resolved([])
+    assert resolved("logger=csv") == resolved("")

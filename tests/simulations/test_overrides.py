@@ -6,7 +6,8 @@ from flwr.clientapp import ClientApp
 
 from flwr_safedshb.client.client import RefusedError
 from flwr_safedshb.flower.compat import identify
-from simulations.app import OVERRIDES, client_app, make_client_app, untrained
+from simulations.app import OVERRIDES, client_app, make_client_app
+from simulations.experiment import untrained
 from simulations.overrides import plain
 
 MODEL = untrained("")

@@ -8,8 +8,9 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict, UserConfig
 
-from simulations.app import make_client, share
+from simulations.app import make_client
 from simulations.data.own import Own, load_own, main, save_own
+from simulations.experiment import share
 
 OVERRIDES = "num_nodes=3 num_malicious_nodes=1 data.num_examples=400"
 

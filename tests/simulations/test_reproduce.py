@@ -1,5 +1,6 @@
 """The reproduction: which runs, each once, and what is made of them."""
 
+import io
 import subprocess
 import sys
 import time
@@ -9,13 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
-from simulations.app import share
+from simulations.config import resolved
+from simulations.experiment import share
 from simulations.results import record
 from simulations.results.record import RunRecord
-from simulations.results.sweep import Sweep, run_all
+from simulations.results.sweep import Sweep, complete, run_all
 from simulations.studies.paper import statements, summary
 from simulations.studies.paper.reproduce import Case, cases, main
+from tests.records import as_if_of, made_up
 
 ROOT = Path(__file__).parents[2]
 TINY = ("steps=2", "evaluate_every=1", "data=synthetic", "data.num_examples=500")
@@ -40,7 +44,7 @@ def test_the_papers_runs_come_first_and_each_once() -> None:
 
 
 def test_the_papers_settings() -> None:
-    config = record.resolved(Case("high", "filter", "foe", 4).overrides)
+    config = resolved(" ".join(Case("high", "filter", "foe", 4).overrides))
     said = {
         "num_nodes": 7, "num_malicious_nodes": 3, "steps": 400, "momentum": 0.99,
         "server_learning_rate": 1.0, "weight_decay": 1e-4, "seed": 4,
@@ -50,7 +54,7 @@ def test_the_papers_settings() -> None:
     assert (plan["clip_norm"], plan["batch_size"]) == (1.0, 25)
     assert plan["noise_multiplier"] == 3.0
     # The benchmark is plain, and its honest workers are as many.
-    plain = record.resolved(Case("low", "dp-dsgd", None, 1).overrides)
+    plain = resolved(" ".join(Case("low", "dp-dsgd", None, 1).overrides))
     expected = {"num_nodes": 4, "num_malicious_nodes": 0, "momentum": 0.0}
     assert expected.items() <= plain.items()
     assert "Average" in str(plain["aggregation"])
@@ -71,6 +75,47 @@ def test_only_what_is_missing_is_run(tmp_path: Path) -> None:
     assert Sweep(tmp_path, CASES, (*TINY, "momentum=0.5")).missing()
     work.path(CASES[1]).write_text('{"format": 1')
     assert work.missing() == [CASES[1]]
+
+
+def test_the_same_folder_for_two_configurations_holds_the_result_of_the_second(
+    tmp_path: Path,
+) -> None:
+    case = CASES[0]
+    console = Console(file=io.StringIO())
+    found = {}
+    for momentum in (0.5, 0.9):
+        work = Sweep(tmp_path, (case,), (*TINY, f"momentum={momentum}"))
+        assert complete(console, work, 1)
+        found[momentum] = work.runs()[case]
+        assert found[momentum]["config"]["momentum"] == momentum
+    assert found[0.5]["evaluations"] != found[0.9]["evaluations"]
+
+
+def test_a_run_on_other_data_or_with_other_versions_is_not_taken(
+    tmp_path: Path,
+) -> None:
+    source = tmp_path / "data.txt"
+    lines = [f"{i % 2} 1:{i % 7} 2:{(i * i) % 5}\n" for i in range(400)]
+    source.write_text("".join(lines))
+    case = Case("low", "dp-dsgd", None, 1)
+
+    def work(path: Path) -> Sweep[Case]:
+        more = ("steps=2", "data=libsvm", f"data.path={path}")
+        return Sweep(tmp_path, (case,), more)
+
+    work(source).run(case)
+    assert not work(source).missing()
+    copied = tmp_path / "copy.txt"
+    copied.write_bytes(source.read_bytes())
+    assert not work(copied).missing()  # the same data elsewhere
+    copied = tmp_path / "changed.txt"
+    copied.write_text("".join(["1 1:3 2:1\n", *lines[1:]]))
+    assert work(copied).missing()
+    there = work(source).found(case)
+    assert there is not None
+    older = {**there["versions"], "torch": "1.0"}
+    record.write(work(source).path(case), {**there, "versions": older})
+    assert work(source).missing()
 
 
 def test_label_flippers_are_clients_whose_replies_pass(tmp_path: Path) -> None:
@@ -119,27 +164,6 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def made_up(accuracy: float, losses: tuple[float, float]) -> RunRecord:
-    return RunRecord(
-        format=1, overrides=[], seed=1, versions={}, data={}, seconds=1.0,
-        nodes=["node 0", "node 1"], adversaries=[1],
-        config={"privacy": {"plan": {"noise_multiplier": 1.0}}},
-        evaluations={
-            "step": [0, 400], "accuracy": [0.5, accuracy],
-            "test_loss": [0.7, 0.2], "training_loss": list(losses),
-        },
-        rounds={
-            "left_out": [[1], []], "excluded": {}, "kappa": [1.0] * 2,
-            "lambda_max": [1.0] * 2, "replies": [2] * 2, "skipped": [0] * 2,
-        },
-        privacy={
-            "epsilon": 1.0, "delta": 1e-4, "steps": 2, "sampler": "s", "adjacency": "a",
-            "accountant": "p", "num_examples": 3, "seeded_noise": True, "note": "n",
-            "statement": "epsilon = 1",
-        },
-    )  # fmt: skip
 
 
 def made_up_runs(accuracy: float = 0.85) -> dict[Case, RunRecord]:
@@ -265,8 +289,8 @@ def test_the_command_draws_and_tabulates(
     runs = {case: run for case, run in made_up_runs().items() if case.seed == 1}
     for case, run in runs.items():
         overrides = Sweep(tmp_path, (case,), TINY).overrides_of(case)
-        run["config"] = record.resolved(overrides)
-        record.write(tmp_path / "runs" / f"{case.name}.json", run)
+        path = tmp_path / "runs" / f"{case.name}.json"
+        record.write(path, as_if_of(run, overrides))
     page = tmp_path / "docs" / "page.md"
     page.parent.mkdir()
     page.write_text("<!-- begin reproduce --><!-- end reproduce -->")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hydra.utils import instantiate
 
-from simulations.app import composed
+from simulations.config import composed, resolved
 from simulations.engines import run
 from simulations.results import record
 from simulations.results.record import RunRecord
@@ -96,11 +96,11 @@ def test_the_smallest_node_states_the_epsilon() -> None:
 
 
 def test_configurations_are_compared_without_places() -> None:
-    here = record.resolved([*SMALL, "data=phishing", "data.path=/here"][4:])
-    there = record.resolved(["data=phishing", "data.path=/there", "checkpoint=/x"])
+    here = resolved("data=phishing data.path=/here")
+    there = resolved("data=phishing data.path=/there checkpoint=/x")
     assert here == there
-    assert here != record.resolved(["data=phishing", "data.test_fraction=0.5"])
-    assert here != record.resolved(["data=phishing", "seed=2"])
+    assert here != resolved("data=phishing data.test_fraction=0.5")
+    assert here != resolved("data=phishing seed=2")
 
 
 def test_what_is_no_record_is_not_read(tmp_path: Path, attacked: RunRecord) -> None:

@@ -8,17 +8,18 @@ them; and a task that is not convex. Resumable, as the reproduction is.
 
 from __future__ import annotations
 
-import argparse
 import json
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.markdown import Markdown
 
+from simulations.command import Parser, alone_at, complaining
 from simulations.results import plots
 from simulations.results.plots import Curve
-from simulations.results.publish import publish
+from simulations.results.publish import check_page, publish
 from simulations.results.record import RunRecord
 from simulations.results.report import epsilons, sweep_page
 from simulations.results.sweep import Sweep, add_arguments, complete
@@ -157,12 +158,12 @@ def write(runs: Runs, folder: Path) -> None:
     (folder / "report.html").write_text(sweep_page(TITLE, content, text))
 
 
+@complaining
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what is missing, then draw and tabulate all of it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser, "outputs/beyond")
+    parser = Parser(description=__doc__)
+    add_arguments(parser, "outputs/beyond", SEEDS)
     parser.add_argument("--parts", nargs="+", choices=tuple(PARTS), default=[*PARTS])
-    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument(
         "--page", type=Path, help="also put tables and figures into this page"
     )
@@ -174,7 +175,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         names.remove("network")
     if not names:
         return 0
-    work = Sweep(args.output, tuple(cases(names, args.seeds)), tuple(args.set))
+    wanted = tuple(dict.fromkeys(cases(names, args.seeds)))
+    work = Sweep(args.output, wanted, tuple(args.set))
+    if args.page is not None:
+        check_page(args.page, "beyond")
+    work.check()
+    with alone_at(args.output / "runs"):
+        return conclude(console, work, args)
+
+
+def conclude(console: Console, work: Sweep[Case], args: Namespace) -> int:
+    """Run what is missing, draw and tabulate; return 1 if a run failed."""
     if not complete(console, work, args.workers):
         return 1
     runs = work.runs()

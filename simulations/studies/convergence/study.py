@@ -20,6 +20,7 @@ from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.attacks import ALIE, FOE, Attack, MinMax
 from flwr_safedshb.files import replace_file
 from flwr_safedshb.privacy.plan import PrivacyPlan
+from simulations.config import check_numbers
 from simulations.results.parallel import in_processes
 from simulations.results.plots import LOOKS, PANEL, STYLE, save
 from simulations.studies.convergence.problem import Floats, Problem
@@ -67,6 +68,25 @@ class ConvergenceCheck:
     seed: int
     num_seeds: int
     workers: int | None = None
+
+    def __post_init__(self) -> None:
+        check_numbers(
+            self,
+            dict.fromkeys(("num_nodes", "num_examples", "num_features"), 1)
+            | {"num_malicious_nodes": 0, "seed": 0, "num_seeds": 1, "fit_from": 1}
+            | {"steps": 16}
+            | ({} if self.workers is None else {"workers": 1}),
+        )
+        theory.StronglyConvex(1.0 + self.weight_decay, self.weight_decay)
+        theory.check_num_malicious(self.num_nodes, self.num_malicious_nodes)
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta={self.delta} must lie in (0, 1)")
+        if sum(time >= self.fit_from for time in self.times) < 2:
+            raise ValueError(
+                f"fit_from={self.fit_from} leaves fewer than two of T = {self.times} "
+                "to fit a slope to; lower it, or raise steps"
+            )
+        _ = self.plan
 
     @property
     def times(self) -> list[int]:

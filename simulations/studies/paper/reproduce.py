@@ -17,6 +17,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.markdown import Markdown
 
+from simulations.command import Parser, alone_at, complaining
+from simulations.results.publish import check_page, publish
 from simulations.results.sweep import Sweep, add_arguments, complete
 
 REGIMES = ("low", "moderate", "high")
@@ -70,35 +72,42 @@ def cases(
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser, "outputs/reproduce")
+    parser = Parser(description=__doc__)
+    add_arguments(parser, "outputs/reproduce", SEEDS)
     parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=REGIMES)
-    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument(
         "--quick", action="store_true", help="one seed and 20 steps, to see it work"
     )
     parser.add_argument(
         "--page", type=Path, help="also put tables and figures into this page"
     )
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.quick and args.page:
+        parser.error("--page shows whole runs: leave out --quick")
+    return args
 
 
+@complaining
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what is missing, then draw and tabulate all of it."""
     args = arguments(argv)
     console = Console()
     seeds = args.seeds[:1] if args.quick else args.seeds
     more = (*(["steps=20"] if args.quick else []), *args.set)
-    work = Sweep(args.output, tuple(cases(args.regimes, seeds)), more)
-    if not complete(console, work, args.workers):
-        return 1
-    conclude(console, work, args.page)
+    wanted = tuple(dict.fromkeys(cases(args.regimes, seeds)))
+    work = Sweep(args.output, wanted, more)
+    if args.page is not None:
+        check_page(args.page, "reproduce")
+    work.check()
+    with alone_at(args.output / "runs"):
+        if not complete(console, work, args.workers):
+            return 1
+        conclude(console, work, args.page)
     return 0
 
 
 def conclude(console: Console, work: Sweep[Case], page: Path | None) -> None:
     """Draw and tabulate all runs."""
-    from simulations.results.publish import publish
     from simulations.results.report import sweep_page
     from simulations.studies.paper import statements, summary
 

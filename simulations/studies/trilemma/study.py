@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +14,8 @@ from rich.progress import track
 
 from flwr_safedshb.files import replace_file
 from flwr_safedshb.privacy.plan import PrivacyPlan
+from flwr_safedshb.theory import check_num_malicious
+from simulations.config import check_numbers
 from simulations.results.parallel import in_processes
 from simulations.studies.trilemma import analysis, figures
 from simulations.studies.trilemma.analysis import Cell, Measured
@@ -41,6 +43,13 @@ class Sweep:
     others: Mapping[str, float] = field(default_factory=dict)
     fit_from: float = 0.0
 
+    def __post_init__(self) -> None:
+        if sum(value >= self.fit_from for value in self.values) < 2:
+            raise ValueError(
+                f"fit_from={self.fit_from} leaves fewer than two of {self.values} to "
+                "fit a slope to; lower it, or add values"
+            )
+
 
 @dataclass(frozen=True)
 class EmpiricalTrilemma:
@@ -67,6 +76,32 @@ class EmpiricalTrilemma:
     seed: int
     num_seeds: int
     workers: int | None = None
+
+    def __post_init__(self) -> None:
+        check_numbers(
+            self,
+            {"seed": 0, "num_seeds": 1}
+            | ({} if self.workers is None else {"workers": 1}),
+        )
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta={self.delta} must lie in (0, 1)")
+        known = [name.name for name in fields(Point) if name.name != "noise_std"]
+        for names in (self.base, self.sweeps, self.plain):
+            if unknown := set(names) - set(known):
+                raise ValueError(f"{min(unknown)} must be one of {', '.join(known)}")
+        if not self.plain or not set(self.plain) <= self.sweeps.keys():
+            raise ValueError(f"plain={self.plain} must name sweeps, at least one")
+        if "n" not in self.sweeps:
+            raise ValueError("sweeps must hold n, along which rules are told apart")
+        for name, sweep in self.sweeps.items():
+            for value in sweep.values:
+                values = self._values(name, value, sweep.others)
+                n, f = int(values["n"]), round(values["f"])
+                check_num_malicious(n, f)
+                if not min(values["d"], values["m"]) >= 1 or not values["epsilon"] > 0:
+                    raise ValueError(
+                        f"{name}={value}: d and m must be at least 1, epsilon above 0"
+                    )
 
     def __call__(self, folder: Path) -> None:
         """Measure, analyse and draw; leave everything in a folder."""
@@ -130,10 +165,16 @@ class EmpiricalTrilemma:
             spent += seconds
         return cells, spent
 
-    def _point(self, name: str, value: float, others: Mapping[str, float]) -> Point:
+    def _values(
+        self, name: str, value: float, others: Mapping[str, float]
+    ) -> dict[str, float]:
         values = {**self.base, **others, name: value}
         if name == "n":
             values["f"] = value * self.base["f"] / self.base["n"]
+        return values
+
+    def _point(self, name: str, value: float, others: Mapping[str, float]) -> Point:
+        values = self._values(name, value, others)
         m, epsilon = int(values["m"]), float(values["epsilon"])
         # One release of all points: the Gaussian mechanism itself.
         plan = PrivacyPlan.calibrate(

@@ -169,15 +169,35 @@ def test_all_benchmarks_run_and_only_a_record_is_kept(
     capsys.readouterr()
     bench.main(["--out", str(tmp_path), "startup"])
     assert "same" in capsys.readouterr().out
+    # Small sizes are other figures under the same names.
+    bench.main(["--out", str(tmp_path), "--quick", "startup"])
+    assert "same" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    "arguments", [["nothing"], ["--record", "--quick"], ["--record", "startup"]]
+    "arguments",
+    [
+        ["nothing"],
+        ["--record", "--quick"],
+        ["--record", "startup"],
+        ["--quick", "--page", "page.md"],
+    ],
 )
-def test_bad_arguments(arguments: Sequence[str], fake: Path) -> None:
-    with pytest.raises(SystemExit):
+def test_bad_arguments(
+    arguments: Sequence[str], fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
         bench.main(arguments)
+    assert left.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
     assert not fake.exists()
+
+
+def test_a_page_is_looked_at_before_the_benchmarks(tmp_path: Path, fake: Path) -> None:
+    out, page = tmp_path / "out", tmp_path / "page.md"
+    page.write_text("no marks")
+    assert bench.main(["--out", str(out), "--page", str(page)]) == 2
+    assert not out.exists()
 
 
 def test_failed_benchmark_fails_the_command_and_is_not_kept(
@@ -194,6 +214,8 @@ def test_failed_benchmark_fails_the_command_and_is_not_kept(
 def test_a_stale_file_is_no_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "startup.json").write_text("{}")
+    for kind in ("json", "png"):
+        (tmp_path / f"startup.{kind}").write_text("{}")
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert bench.measure("startup", tmp_path, quick=True).outcome is None
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,269 @@
+"""The configuration of an experiment, composed by Hydra and held to what it may say.
+
+Whatever is wrong with it is a `SettingsError`: one line that names the setting, its
+value and the remedy, raised before anything has started.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import logging
+import math
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, InstantiationException, MissingConfigException
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from simulations.overrides import CONF
+
+# Where things are and how long to wait: what a run computes does not depend on them.
+_HANDLING = ("checkpoint", "checkpoint_every", "log_level", "logger")
+_ENGINE_HANDLING = ("client_cpus", "node_timeout", "run_timeout", "folder")
+# The least value of numbers that nothing else checks before a run.
+_LEAST = {
+    "num_nodes": 1,
+    "num_malicious_nodes": 0,
+    "steps": 1,
+    "weight_decay": 0,
+    "seed": 0,
+    "evaluate_every": 1,
+    "checkpoint_every": 1,
+    "engine.client_cpus": 1,
+    "engine.node_timeout": 0,
+    "engine.run_timeout": 0,
+}
+
+
+# Errors whose text says enough.
+_KNOWN = (
+    HydraException,
+    OmegaConfBaseException,
+    ValueError,
+    TypeError,
+    OSError,
+    ImportError,
+)
+
+
+class SettingsError(ValueError):
+    """Settings that make no run, in one line."""
+
+
+@dataclass
+class _Engine:
+    name: str = MISSING
+    seeded_noise: bool = MISSING
+    client_cpus: int = 1
+    max_epsilon: float | None = None
+    authenticated_nodes: bool = False
+    node_timeout: float = 600.0
+    run_timeout: float = 3600.0
+    folder: str | None = None
+
+
+@dataclass
+class _Privacy:
+    plan: dict[str, Any] = MISSING
+    delta: float = MISSING
+
+
+@dataclass
+class _Config:
+    """Every setting there is, and its type."""
+
+    num_nodes: int = MISSING
+    num_malicious_nodes: int = MISSING
+    steps: int = MISSING
+    server_learning_rate: float = MISSING
+    momentum: float = MISSING
+    weight_decay: float = MISSING
+    output: str = MISSING
+    seed: int = MISSING
+    evaluate_every: int = MISSING
+    checkpoint: str | None = None
+    checkpoint_every: int = MISSING
+    log_level: str = MISSING
+    aggregation: dict[str, Any] = MISSING
+    attack: dict[str, Any] = MISSING
+    privacy: _Privacy = MISSING
+    data: dict[str, Any] = MISSING
+    split: dict[str, Any] = MISSING
+    model: dict[str, Any] = MISSING
+    schedule: dict[str, Any] = MISSING
+    engine: _Engine = MISSING
+    logger: dict[str, Any] = MISSING
+    study: Any = None
+
+
+@lru_cache(maxsize=8)
+def composed(overrides: str) -> DictConfig:
+    """Return the configuration that the overrides make of the packaged files."""
+    with explained(), initialize_config_dir(str(CONF), version_base=None):
+        return compose("config", shlex.split(overrides))
+
+
+def jobs(overrides: Sequence[str]) -> list[list[str]]:
+    """Return the overrides of each job of a multirun: all of ``a=1,2 b=3,4``."""
+    with explained():
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        choices = [
+            [f"{one.get_key_element()}={v}" for v in one.sweep_string_iterator()]
+            if one.is_sweep_override()
+            else [str(one.input_line)]
+            for one in parsed
+        ]
+    return [list(job) for job in itertools.product(*choices)]
+
+
+def folders_of(overrides: Sequence[str]) -> tuple[Path, Path]:
+    """Return Hydra's folder of a run and of a multirun, whose names may be the time."""
+    with explained(), initialize_config_dir(str(CONF), version_base=None):
+        cfg = compose("config", list(overrides), return_hydra_config=True)
+        return Path(cfg.hydra.run.dir).absolute(), Path(cfg.hydra.sweep.dir).absolute()
+
+
+def override(name: str, value: object) -> str:
+    """Return an override, quoted where Hydra would not read it as one word."""
+    text = str(value)
+    if not re.fullmatch(r"[\w./:%+-]+", text):
+        text = "'" + text.replace("'", r"\'") + "'"
+    return f"{name}={text}"
+
+
+@cache
+def resolved(overrides: str) -> Mapping[str, object]:
+    """Return all that decides what a run computes, by name.
+
+    Runs for which these are equal do the same with the same data, wherever their files
+    are.
+    """
+    with explained():
+        config = OmegaConf.to_container(composed(overrides), resolve=True)
+    values = cast(dict[str, dict[str, object]], config)
+    for key in _HANDLING:
+        values.pop(key, None)
+    for key in _ENGINE_HANDLING:
+        values["engine"].pop(key, None)
+    # Not where the data are, but what they are: that is for their digest to say.
+    values["data"].pop("path", None)
+    return values
+
+
+def check_values(overrides: str) -> None:
+    """Refuse names, types, numbers and combinations that make no run."""
+    cfg = composed(overrides)
+    with explained():
+        typed = OmegaConf.merge(OmegaConf.structured(_Config), cfg)
+        OmegaConf.to_container(typed, resolve=True, throw_on_missing=True)
+    for name, least in _LEAST.items():
+        value = OmegaConf.select(typed, name)
+        if not (math.isfinite(value) and value >= least):
+            raise SettingsError(f"{name}={value} must be finite and at least {least}")
+    if cfg.seed >= 2**63:
+        raise SettingsError(f"seed={cfg.seed} must be below 2^63")
+    if str(cfg.log_level) not in (levels := logging.getLevelNamesMapping()):
+        raise SettingsError(
+            f"log_level={cfg.log_level} must be one of {', '.join(levels)}"
+        )
+    if not 0.0 < cfg.privacy.delta < 1.0:
+        raise SettingsError(f"privacy.delta={cfg.privacy.delta} must lie in (0, 1)")
+    n, f = cfg.num_nodes, cfg.num_malicious_nodes
+    if 2 * f >= n:
+        raise SettingsError(
+            f"num_malicious_nodes={f} of num_nodes={n}: no rule withstands half of the "
+            f"nodes; lower it to {(n - 1) // 2} or less, or add nodes"
+        )
+    attacked = "_target_" in cfg.attack
+    if attacked and f == 0:
+        raise SettingsError(
+            "num_malicious_nodes=0 with an attack: nobody would attack; use "
+            "attack=none, or raise it"
+        )
+    constant = str(cfg.schedule.get("_target_", "")).endswith(".Constant")
+    for name in {"server_learning_rate", "momentum"} & set(keys(overrides)):
+        if not constant:
+            raise SettingsError(
+                f"{name}={cfg[name]} is of schedule=constant, and the schedule that is "
+                "chosen has its own; leave one of them out"
+            )
+    if cfg.checkpoint is not None and not cfg.checkpoint.endswith(".npz"):
+        raise SettingsError(
+            f"checkpoint={cfg.checkpoint} must end in .npz: results are put beside it, "
+            "under the same name with other endings"
+        )
+
+
+def keys(overrides: str) -> list[str]:
+    """Return the names of what is overridden."""
+    return [re.split("[=@]", o.lstrip("+~"))[0] for o in shlex.split(overrides)]
+
+
+@contextmanager
+def explained(group: str = "") -> Iterator[None]:
+    """Turn whatever goes wrong inside into one line; `group` says where it belongs."""
+    try:
+        yield
+    except SettingsError:
+        raise
+    except Exception as error:
+        line = _line(error)
+        named = not group or line.startswith(group) or f"{group}." in line
+        raise SettingsError(line if named else f"{group}: {line}") from error
+
+
+def check_numbers(
+    settings: object, least: Mapping[str, float], whole: bool = True
+) -> None:
+    """Refuse attributes that are not finite numbers, or smaller than they may be."""
+    kind = "a whole number" if whole else "a finite number"
+    for name, bound in least.items():
+        value = getattr(settings, name)
+        fits = isinstance(value, int if whole else int | float)
+        if not fits or isinstance(value, bool) or not bound <= value < math.inf:
+            raise ValueError(f"{name}={value} must be {kind}, at least {bound:g}")
+
+
+def _line(error: Exception) -> str:
+    text = str(error)
+    if isinstance(error, MissingConfigException) and error.options is not None:
+        name = str(error.missing_cfg_file).replace("/", "=")
+        return f"{name}: there is no such option; choose {', '.join(error.options)}"
+    place = re.search("full_key: (.*)", text)
+    if found := re.match(r"Could not override '(.*)'\.\n|Key '(.*)' not in", text):
+        name = place[1] if place else found[1]
+        return f"{name}: there is no such setting{_similar(name)}"
+    where = f"{place[1]}: " if place else ""
+    if isinstance(error, InstantiationException) and error.__cause__ is not None:
+        error = cast(Exception, error.__cause__)
+        text = str(error)
+    known = isinstance(error, _KNOWN)
+    kind = "" if known and text else f"{type(error).__name__} "
+    words = re.split(r"\n\s*(?:full_key|See http|object_type)", text)[0]
+    return f"{where}{kind}{' '.join(words.split())}".strip()
+
+
+def _similar(name: str) -> str:
+    with initialize_config_dir(str(CONF), version_base=None):
+        known = _names(OmegaConf.to_container(compose("config")), "")
+    close = difflib.get_close_matches(name, [*known, "experiment", "study"], 1, 0.8)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return "; those of a part's class can be added, with + before them"
+
+
+def _names(config: object, prefix: str) -> Iterator[str]:
+    if isinstance(config, dict):
+        for key, value in config.items():
+            yield f"{prefix}{key}"
+            yield from _names(value, f"{prefix}{key}.")

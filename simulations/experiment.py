@@ -1,0 +1,142 @@
+"""What an experiment is made of: data, model, clients and strategy, from its overrides.
+
+An experiment is one string of Hydra overrides. What it makes is made once in a process.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import cast
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from torch import nn
+
+from flwr_safedshb.attacks import Attack
+from flwr_safedshb.privacy.plan import PrivacyPlan
+from flwr_safedshb.privacy.randomness.noise import (
+    Randomness,
+    SecureRandomness,
+    SeededRandomness,
+)
+from flwr_safedshb.server.strategy import SafeDSHB
+from simulations.config import composed, resolved
+from simulations.data import Examples, Federation, federated, fingerprint, flipped
+from simulations.data.own import load_own
+from simulations.models import build
+from simulations.schedules import scheduled
+
+
+def identity(overrides: str) -> dict[str, object]:
+    """Return all that decides the result of an experiment, its data included."""
+    data = composed(overrides).data
+    return {**resolved(overrides), "data_sha256": fingerprint(instantiate(data))}
+
+
+@dataclass(frozen=True)
+class Share:
+    """What the client of one node is made of; the model is shared by all of them."""
+
+    model: nn.Module
+    examples: Examples
+    plan: PrivacyPlan
+    weight_decay: float
+    max_epsilon: float | None
+    delta: float
+    randomness: Randomness
+
+
+@lru_cache(maxsize=4096)
+def share(overrides: str, index: int) -> Share:
+    """Return the share of node `index`, made once: clients are made for each message.
+
+    Adversaries who need data hold copies of what honest nodes hold.
+    """
+    cfg = composed(overrides)
+    data = federation(overrides)
+    examples = data.shards[index % len(data.shards)]
+    if index >= len(data.shards) and not attack_of(cfg).replaces_vectors:
+        examples = flipped(examples, data.num_classes)
+    return _share(cfg, _model_of_clients(overrides), examples)
+
+
+@lru_cache(maxsize=2)
+def own_share(overrides: str, path: str) -> Share:
+    """Return the share of a node whose examples are in a file of its own."""
+    cfg = composed(overrides)
+    own = load_own(Path(path))
+    make = instantiate(cfg.model, _partial_=True)
+    shape = tuple(own.examples[0].shape[1:])
+    return _share(cfg, build(make, shape, own.num_classes, cfg.seed), own.examples)
+
+
+def _share(cfg: DictConfig, model: nn.Module, examples: Examples) -> Share:
+    return Share(
+        model=model,
+        examples=examples,
+        plan=instantiate(cfg.privacy.plan, num_examples=len(examples[1])),
+        weight_decay=cfg.weight_decay,
+        max_epsilon=cfg.engine.get("max_epsilon"),
+        delta=cfg.privacy.delta,
+        randomness=SeededRandomness(cfg.seed)
+        if cfg.engine.seeded_noise
+        else SecureRandomness(),
+    )
+
+
+def federation(overrides: str) -> Federation:
+    """Return the data of an experiment; the honest nodes share all of them."""
+    cfg = composed(overrides)
+    holders = cfg.num_nodes - (cfg.num_malicious_nodes if attacked(cfg) else 0)
+    data = federated(instantiate(cfg.data), instantiate(cfg.split), holders, cfg.seed)
+    data.check_batch_size(cfg.privacy.plan.batch_size)
+    return data
+
+
+@lru_cache(maxsize=2)
+def untrained(overrides: str) -> nn.Module:
+    """Return the model of an experiment before its first step; leave it so."""
+    cfg = composed(overrides)
+    data = federation(overrides)
+    make = instantiate(cfg.model, _partial_=True)
+    return build(make, data.input_shape, data.num_classes, cfg.seed)
+
+
+@lru_cache(maxsize=2)
+def _model_of_clients(overrides: str) -> nn.Module:
+    # Clients load weights into it.
+    return copy.deepcopy(untrained(overrides))
+
+
+def strategy_of(overrides: str) -> SafeDSHB:
+    """Return the server's half of an experiment."""
+    cfg = composed(overrides)
+    rule = instantiate(cfg.aggregation)
+    rates = scheduled(cfg, federation(overrides), untrained(overrides), rule)
+    return SafeDSHB(
+        rule,
+        cfg.num_malicious_nodes,
+        server_learning_rate=rates.learning_rate,
+        momentum=rates.momentum,
+        output=cfg.output,
+        min_available_nodes=cfg.num_nodes,
+        node_timeout=cfg.engine.get("node_timeout", 600),
+        authenticated_nodes=cfg.engine.get("authenticated_nodes", False),
+        seed=cfg.seed,
+        checkpoint=cfg.checkpoint,
+        checkpoint_every=cfg.checkpoint_every,
+        run_settings=identity(overrides),
+    )
+
+
+def attacked(cfg: DictConfig) -> bool:
+    """Whether somebody attacks."""
+    return "_target_" in cfg.attack
+
+
+def attack_of(cfg: DictConfig) -> Attack:
+    """Return the attack of an attacked experiment."""
+    return cast(Attack, instantiate(cfg.attack))

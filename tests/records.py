@@ -1,0 +1,48 @@
+"""Results of runs that were never run."""
+
+import shlex
+from collections.abc import Sequence
+
+from hydra.utils import instantiate
+
+from simulations.config import composed, resolved
+from simulations.data import fingerprint
+from simulations.results.record import FORMAT, RunRecord, versions
+
+
+def made_up(
+    accuracy: float,
+    losses: tuple[float, float],
+    seed: int = 1,
+    overrides: Sequence[str] = (),
+) -> RunRecord:
+    return RunRecord(
+        format=FORMAT, overrides=list(overrides), seed=seed, versions={}, data={},
+        seconds=2.0, nodes=["node 0", "node 1"], adversaries=[1],
+        config={"privacy": {"plan": {"noise_multiplier": 1.0}}},
+        evaluations={
+            "step": [0, 400], "accuracy": [0.5, accuracy],
+            "test_loss": [0.7, 0.2], "training_loss": list(losses),
+        },
+        rounds={
+            "left_out": [[1], []], "excluded": {}, "kappa": [1.0] * 2,
+            "lambda_max": [1.0] * 2, "replies": [2] * 2, "skipped": [0] * 2,
+        },
+        privacy={
+            "epsilon": 1.5, "delta": 1e-4, "steps": 2, "sampler": "s", "adjacency": "a",
+            "accountant": "p", "num_examples": 3, "seeded_noise": True, "note": "n",
+            "statement": "epsilon = 1",
+        },
+    )  # fmt: skip
+
+
+def as_if_of(run: RunRecord, overrides: Sequence[str]) -> RunRecord:
+    """Return a run that says of itself that it is what the overrides give here."""
+    text = shlex.join(overrides)
+    digest = fingerprint(instantiate(composed(text).data))
+    return {
+        **run,
+        "config": dict(resolved(text)),
+        "versions": versions(),
+        "data": {"sha256": digest},
+    }
