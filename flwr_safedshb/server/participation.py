@@ -98,18 +98,25 @@ class Participation:
     ) -> Cohort:
         """Wait for nodes and choose those of a round, with `rng` where it must.
 
-        Where half of the chosen nodes or more may be adversarial, the cohort is empty:
-        nodes that leave must not be able to end a run.
+        After the first round, where too few nodes are left or half of the chosen ones
+        or more may be adversarial, the cohort is empty: nodes that leave must not be
+        able to end a run.
 
         Raises
         ------
         TimeoutError
-            If too few nodes are there after `node_timeout` seconds.
+            If too few nodes are there after `node_timeout` seconds, in the first round.
         ValueError
             If the first round of a run would have an empty cohort.
         """
         least = max(self.min_available_nodes, self.min_train_nodes)
-        nodes = wait_for_nodes(grid, least, self.node_timeout)
+        try:
+            nodes = wait_for_nodes(grid, least, self.node_timeout)
+        except TimeoutError as error:
+            if first:
+                raise
+            log(WARNING, "Round skipped: %s", error)
+            return Cohort([], self.num_malicious_nodes, 1.0)
         size = max(int(len(nodes) * self.fraction), self.min_train_nodes)
         f = self.num_malicious_nodes
         if size >= len(nodes):

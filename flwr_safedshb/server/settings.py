@@ -30,6 +30,7 @@ _HANDLING = {
     "self",
     "min_available_nodes",
     "node_timeout",
+    "give_up_after",
     "authenticated_nodes",
     "checkpoint",
     "checkpoint_every",

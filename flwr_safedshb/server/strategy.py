@@ -9,6 +9,7 @@ theta_{t+1} = theta_t - gamma_t R_t.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterable, Mapping
 from logging import INFO
 from pathlib import Path
@@ -30,7 +31,7 @@ from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.aggregation.rule import Rule
 from flwr_safedshb.flower.compat import refilled
 from flwr_safedshb.server.checkpoint import Progress, save
-from flwr_safedshb.server.participation import Participation
+from flwr_safedshb.server.participation import Cohort, Participation
 from flwr_safedshb.server.round import Round, conclude
 from flwr_safedshb.server.run import ResumableStrategy
 from flwr_safedshb.server.schedules import Schedule, rates_at
@@ -69,6 +70,8 @@ class SafeDSHB(ResumableStrategy):
         to evaluate.
     node_timeout : float
         Seconds to wait for `min_available_nodes` before giving up.
+    give_up_after : float
+        Seconds after which a run ends if all rounds were skipped for want of nodes.
     participation_confidence : float
         See `fraction_train`.
     authenticated_nodes : bool
@@ -104,6 +107,7 @@ class SafeDSHB(ResumableStrategy):
         min_evaluate_nodes: int = 1,
         min_available_nodes: int | None = None,
         node_timeout: float = 600.0,
+        give_up_after: float = 3600.0,
         participation_confidence: float = 0.999,
         authenticated_nodes: bool = False,
         seed: int | None = None,
@@ -119,6 +123,8 @@ class SafeDSHB(ResumableStrategy):
             raise ValueError(f"checkpoint_every={checkpoint_every} must be at least 1")
         if not 0.0 <= fraction_evaluate <= 1.0:
             raise ValueError(f"fraction_evaluate={fraction_evaluate} must be in [0, 1]")
+        if not give_up_after >= 0.0:
+            raise ValueError(f"give_up_after={give_up_after} must be at least 0")
         least = 2 * num_malicious_nodes + 1
         self.participation = Participation(
             num_malicious_nodes,
@@ -144,6 +150,8 @@ class SafeDSHB(ResumableStrategy):
         self.momentum = momentum
         self.output = output
         self.authenticated_nodes = authenticated_nodes
+        self.give_up_after = give_up_after
+        self._last_cohort = time.monotonic()
         self.seed = secrets.randbits(63) if seed is None else seed
         self._seeded = seed is not None
         self.participation_confidence = participation_confidence
@@ -177,6 +185,7 @@ class SafeDSHB(ResumableStrategy):
             grid, lambda: self._rng(_NODES, step), first=step == self._offset
         )
         log(INFO, "configure_train: %s", cohort)
+        self._wait_for_leavers(cohort)
         # Without `start` nobody has said how many steps there will be.
         while len(self._rates) <= step:
             next_step = len(self._rates)
@@ -194,6 +203,8 @@ class SafeDSHB(ResumableStrategy):
             "session": progress.session,
             # The step before this one may have to be taken up again.
             "anchor": due,
+            # Objects have the hash of their bytes for a name: nobody can guess it.
+            "nonce": secrets.token_hex(8),
         }
         asked = refilled(ConfigRecord(), entries)
         content = RecordDict(
@@ -207,6 +218,17 @@ class SafeDSHB(ResumableStrategy):
             arrays, template, messages, cohort.num_malicious, rate, momentum
         )
         return messages
+
+    def _wait_for_leavers(self, cohort: Cohort) -> None:
+        """Give up once there have been too few nodes for too long."""
+        if cohort.nodes:
+            self._last_cohort = time.monotonic()
+        elif time.monotonic() - self._last_cohort > self.give_up_after:
+            raise TimeoutError(
+                f"too few nodes have been connected for give_up_after="
+                f"{self.give_up_after:g} seconds; start SuperNodes, and resume from "
+                "the checkpoint"
+            )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

@@ -12,7 +12,8 @@ from flwr_safedshb.flower.compat import Run
 from flwr_safedshb.flower.grid import WrappedGrid
 from flwr_safedshb.server import collection
 from flwr_safedshb.server.collection import CarefulGrid, answers
-from tests.federation import federation
+from flwr_safedshb.server.strategy import SafeDSHB
+from tests.federation import federation, model
 
 
 class Remote(Grid):
@@ -127,3 +128,39 @@ def test_forged_replies_are_handed_on_to_be_counted() -> None:
     grid = CarefulGrid(Forging(federation(3)))
     replies = grid.send_and_receive(messages(grid), timeout=5.0)
     assert {reply.metadata.src_node_id for reply in replies} == {99}
+
+
+class Leaving(WrappedGrid):
+    """Nodes that leave after the first round, and come back for the fourth."""
+
+    asked = 0
+
+    def get_node_ids(self) -> list[int]:
+        nodes = sorted(self.grid.get_node_ids())
+        self.asked += 1
+        return nodes if self.asked not in (2, 3) else nodes[:1]
+
+
+def test_a_run_outlives_nodes_that_leave() -> None:
+    strategy = SafeDSHB(num_malicious_nodes=1, node_timeout=0.0)
+    result = strategy.start(Leaving(federation(5)), model(), 4)
+    skipped = [m["skipped"] for m in result.train_metrics_clientapp.values()]
+    assert skipped == [0, 1, 1, 0]
+
+
+def test_a_run_does_not_wait_for_ever_for_nodes_that_left() -> None:
+    strategy = SafeDSHB(num_malicious_nodes=1, node_timeout=0.0, give_up_after=0.0)
+    with pytest.raises(TimeoutError, match="give_up_after=0"):
+        strategy.start(Leaving(federation(5)), model(), 4)
+    with pytest.raises(ValueError, match="give_up_after=-1"):
+        SafeDSHB(give_up_after=-1.0)
+
+
+def test_no_two_rounds_send_the_same_config() -> None:
+    strategy, grid = SafeDSHB(), federation(3)
+    sent = [
+        strategy.configure_train(1, model(), ConfigRecord(), grid)[0].content["config"]
+        for _ in range(2)
+    ]
+    first, second = sent
+    assert first["nonce"] != second["nonce"]
