@@ -57,5 +57,6 @@ from .privacy.randomness.noise import (
     SeededRandomness as SeededRandomness,
 )
 from .server.strategy import SafeDSHB as SafeDSHB
+from .theory import heterogeneity as heterogeneity
 
 __all__: list[str]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from flwr_safedshb.aggregation.rule import Rule, Weighing
 from flwr_safedshb.exchange.arrays import Template, read, written
 from flwr_safedshb.server.screening import Screened, screen_all
-from flwr_safedshb.theory import kappa_spectral
+from flwr_safedshb.theory import heterogeneity_estimate, kappa_spectral
 
 Floats = NDArray[np.floating]
 Metrics = dict[str, int | float | list[int] | list[float]]
@@ -40,6 +40,8 @@ class Round:
         f among these nodes.
     learning_rate, momentum : float
         gamma_t, and the beta that the clients use.
+    noise_std : float, optional
+        Deviation of the noise in an honest momentum, if it is known.
     """
 
     arrays: ArrayRecord
@@ -48,6 +50,7 @@ class Round:
     num_malicious: int
     learning_rate: float
     momentum: float
+    noise_std: float | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,10 @@ class Outcome:
         where the rule tells them ``kappa``, certified for this very answer where the
         rule does that, ``kappa-spectral`` (of a rule proven in the variance sense),
         ``kappa-paper`` (the constant that the paper states), ``lambda-max`` and
-        ``left-out``, the nodes that have no part in R_t.
+        ``left-out``, the nodes that have no part in R_t. Where the noise is known also
+        ``heterogeneity-estimate`` and ``heterogeneity-spectral-estimate``: how far the
+        momentums that count differ, G and Gcov, with the noise taken off. Estimates,
+        which adversaries can feign.
     """
 
     arrays: ArrayRecord | None
@@ -98,6 +104,9 @@ def conclude(sent: Round, rule: Rule, replies: Iterable[Message]) -> Outcome:
             log(WARNING, "Round skipped: the rule failed: %s", error)
         else:
             findings = _findings(rule, f, nodes, weighing)
+            if weighing is not None and sent.noise_std is not None:
+                layers = [m.layers for m in momentums]
+                findings |= _estimates(layers, direction, weighing, sent.noise_std)
             arrays = _stepped(sent.arrays, direction, sent.learning_rate)
     return Outcome(
         arrays,
@@ -163,3 +172,27 @@ def _findings(
     if paper is not None:
         findings["kappa-paper"] = float(paper)
     return findings
+
+
+def _estimates(
+    momentums: Sequence[Sequence[Floats]],
+    direction: Sequence[Floats],
+    weighing: Weighing,
+    noise_std: float,
+) -> Metrics:
+    """Estimate how far honest momentums differ, from those that count in R_t."""
+    weights = weighing.weights
+    squares = [sum(_square(layer) for layer in layers) for layers in momentums]
+    # The trace of their covariance: the mean square less the square of the mean.
+    trace = float(weights @ squares) - sum(map(_square, direction))
+    vectors = max(1, round(1.0 / float(weights @ weights)))
+    size = sum(layer.size for layer in direction)
+    total, top = heterogeneity_estimate(
+        max(trace, 0.0), weighing.lambda_max, vectors, size, noise_std
+    )
+    return {"heterogeneity-estimate": total, "heterogeneity-spectral-estimate": top}
+
+
+def _square(layer: Floats) -> float:
+    flat = np.ravel(layer).astype(np.float64)
+    return float(flat @ flat)

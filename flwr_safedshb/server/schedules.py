@@ -40,8 +40,9 @@ def rates_at(
 ) -> tuple[float, float]:
     """Return gamma_t and the beta that clients use in step t, or say what is wrong.
 
-    The listing of Algorithm 1 has beta_{t-1} in step t, and leaves beta_{-1} open; it
-    is beta_0 here.
+    The listing of Algorithm 1 has beta_{t-1} in step t, for t >= 1, and m_0 = 0, so
+    that its step 0 moves nothing. Ours is that run shifted by one step: beta_0 in step
+    0.
     """
     gamma, before = _value(learning_rate, step), max(step - 1, 0)
     if not (math.isfinite(gamma) and gamma > 0.0):

@@ -58,6 +58,10 @@ class SafeDSHB(ResumableStrategy):
         beta_t, in [0, 1). Clients use beta_{t-1} in step t, and beta_0 in step 0.
     output : {"last", "uniform"}
         Return theta_T, or one of theta_0 .. theta_{T-1} drawn uniformly up front.
+    noise_std : float, optional
+        sigma_DP of the clients' plan (`PrivacyPlan.noise_std`), where it is public: the
+        metrics of a round then hold estimates of how far honest clients differ. Nothing
+        else depends on it.
     fraction_train : float
         Share of the nodes in a round. Below 1 the adversaries among them are bounded
         with `participation_confidence`, round by round, and a share that may have no
@@ -101,6 +105,7 @@ class SafeDSHB(ResumableStrategy):
         momentum: Schedule = 0.99,
         output: Output = "last",
         *,
+        noise_std: float | None = None,
         fraction_train: float = 1.0,
         fraction_evaluate: float = 0.0,
         min_train_nodes: int | None = None,
@@ -125,6 +130,8 @@ class SafeDSHB(ResumableStrategy):
             raise ValueError(f"fraction_evaluate={fraction_evaluate} must be in [0, 1]")
         if not give_up_after >= 0.0:
             raise ValueError(f"give_up_after={give_up_after} must be at least 0")
+        if noise_std is not None and not 0.0 <= noise_std < np.inf:
+            raise ValueError(f"noise_std={noise_std} must be finite and at least 0")
         least = 2 * num_malicious_nodes + 1
         self.participation = Participation(
             num_malicious_nodes,
@@ -149,6 +156,7 @@ class SafeDSHB(ResumableStrategy):
         self.server_learning_rate = server_learning_rate
         self.momentum = momentum
         self.output = output
+        self.noise_std = noise_std
         self.authenticated_nodes = authenticated_nodes
         self.give_up_after = give_up_after
         self._last_cohort = time.monotonic()
@@ -215,7 +223,13 @@ class SafeDSHB(ResumableStrategy):
             for node in cohort.nodes
         ]
         self._round = Round(
-            arrays, template, messages, cohort.num_malicious, rate, momentum
+            arrays,
+            template,
+            messages,
+            cohort.num_malicious,
+            rate,
+            momentum,
+            self._noise_in_momentum(step),
         )
         return messages
 
@@ -246,6 +260,15 @@ class SafeDSHB(ResumableStrategy):
             progress.arrays = outcome.arrays
         progress.train[progress.step] = metrics
         return outcome.arrays, metrics
+
+    def _noise_in_momentum(self, step: int) -> float | None:
+        """Return the noise in the momentum of a node that took every step so far."""
+        if self.noise_std is None:
+            return None
+        squares = 0.0
+        for _, beta in self._rates[: step + 1]:
+            squares = beta**2 * squares + (1.0 - beta) ** 2
+        return self.noise_std * float(np.sqrt(squares))
 
     def _rng(self, purpose: int, step: int = 0) -> np.random.Generator:
         # By step and not by state, so that a resumed run chooses the same.

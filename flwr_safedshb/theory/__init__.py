@@ -44,6 +44,7 @@ from flwr_safedshb.theory.robustness import (
 from flwr_safedshb.theory.schedules import NonConvex, StronglyConvex
 from flwr_safedshb.theory.spread import (
     heterogeneity,
+    heterogeneity_estimate,
     noise_in_momentum,
     noise_spread,
     spectral_factor,
@@ -84,6 +85,7 @@ __all__ = [
     "filter_eta",
     "filter_eta_paper",
     "heterogeneity",
+    "heterogeneity_estimate",
     "joint_lower_bound",
     "kappa_filter",
     "kappa_filter_agnostic",

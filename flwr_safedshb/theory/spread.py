@@ -136,3 +136,35 @@ def noise_in_momentum(
         positive(steps=steps)
         squares *= 1.0 - momentum ** (2 * steps)
     return noise_std * math.sqrt(squares)
+
+
+def heterogeneity_estimate(
+    trace: float, lambda_max: float, h: int, d: int, noise_std: float
+) -> tuple[float, float]:
+    """Return (G, Gcov) as they were before Gaussian noise, **estimated**.
+
+    From the trace d s^2 (1 - 1/h) is taken off, its mean. The eigenvalue is taken back
+    to the one that noise lifts to it: for a direction in which the vectors differ by l,
+    in units of s^2, it is near (1 + l)(1 + d/(h l)) where h and d are large, and one of
+    at most (1 + sqrt(d/h))^2 shows no difference at all: Gcov is 0 then, which says
+    that noise hides what there is. Few vectors give a rough estimate, adversaries can
+    feign either figure, and the chance of batches is still in both.
+
+    Parameters
+    ----------
+    trace, lambda_max : float
+        Of the covariance of the noisy vectors.
+    h, d : int
+        Vectors and their dimension.
+    noise_std : float
+        s, in every coordinate; of momentums, see `noise_in_momentum`.
+    """
+    not_negative(trace=trace, lambda_max=lambda_max)
+    noise, most = noise_spread(h, d, noise_std)
+    total, top = max(trace - noise, 0.0), lambda_max
+    if noise_std > 0.0:
+        unit, ratio = noise_std**2, d / h
+        lifted = lambda_max / unit - 1.0 - ratio
+        root = math.sqrt(max(lifted**2 - 4.0 * ratio, 0.0))
+        top = unit * (lifted + root) / 2.0 if lambda_max > most else 0.0
+    return math.sqrt(total), math.sqrt(min(top, total))

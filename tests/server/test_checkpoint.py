@@ -170,6 +170,7 @@ def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
 # Every argument of the strategy: another value of it, or None where a run may be
 # resumed with any.
 OTHERS: dict[str, object] = {
+    "noise_std": 0.5,
     "aggregation": SMEA(max_nodes=7),
     "num_malicious_nodes": 0,
     "server_learning_rate": lambda step: 1.0 if step == 3 else 1.0 / (1 + step),

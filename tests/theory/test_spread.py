@@ -77,6 +77,29 @@ def test_noise_in_a_momentum(momentum: float) -> None:
     assert theory.noise_in_momentum(0.08, 0.0) == 0.08
 
 
+@pytest.mark.parametrize(("h", "d"), [(4, 69), (16, 69), (40, 1000)])
+@pytest.mark.parametrize("spread", [0.0, 6.0, 20.0])
+def test_noise_is_taken_off(h: int, d: int, spread: float) -> None:
+    # Half of the clients on either side of their mean, in one direction.
+    signal = np.zeros((h, d))
+    signal[:, 0] = spread * np.where(np.arange(h) % 2, 1.0, -1.0)
+    found = []
+    for seed in range(60):
+        noisy = signal + np.random.default_rng(seed).normal(size=(h, d))
+        total, top = theory.heterogeneity(noisy)
+        found.append(theory.heterogeneity_estimate(total**2, top**2, h, d, 1.0))
+    total, top = np.mean(np.square(found), axis=0) ** 0.5
+    if spread == 0.0:
+        # Noise alone: far less than the 8 or 30 that it looks like.
+        assert total < 3.5
+        assert top < 2.5
+    else:
+        assert total == pytest.approx(spread, rel=0.15)
+        assert top == pytest.approx(spread, rel=0.2)
+    # Without noise nothing is taken off.
+    assert theory.heterogeneity_estimate(9.0, 4.0, h, d, 0.0) == (3.0, 2.0)
+
+
 @pytest.mark.parametrize(
     ("vectors", "words"),
     [
