@@ -90,6 +90,15 @@ def nearest_sums(distances: FloatArray, m: int) -> FloatArray:
     return sums
 
 
+def outermost_first(distances: FloatArray, m: int) -> NDArray[np.intp]:
+    """Order the vectors, (..., n), by distances to their m nearest, largest first.
+
+    A function of the vectors, not of their order, ties aside. What is obviously hostile
+    comes first.
+    """
+    return np.argsort(-nearest_sums(distances, m), axis=-1, kind="stable")
+
+
 def weighted_sum(clients: Clients, weights: FloatArray) -> list[NDArray[np.floating]]:
     """Return the layers of sum_i weights_i x_i, in the clients' own dtype.
 

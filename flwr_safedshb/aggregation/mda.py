@@ -11,9 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation.baselines import subset_mean
-from flwr_safedshb.aggregation.gram import FloatArray, squared_distances
+from flwr_safedshb.aggregation.gram import (
+    FloatArray,
+    outermost_first,
+    squared_distances,
+)
 from flwr_safedshb.aggregation.rule import GramRule, Weighing, check_gram
-from flwr_safedshb.aggregation.smea.incumbent import outermost_first
 
 
 @dataclass(frozen=True)

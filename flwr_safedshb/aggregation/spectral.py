@@ -13,6 +13,11 @@ from flwr_safedshb.aggregation.gram import FloatArray
 P = ParamSpec("P")
 R = TypeVar("R")
 
+Subset = NDArray[np.intp]
+
+# Two subsets whose eigenvalues differ by less than this factor are a tie.
+RESOLUTION = 1e-9
+
 _TINY = 16
 
 
@@ -54,7 +59,7 @@ def scatter_gram(distances: FloatArray) -> FloatArray:
     return centred
 
 
-def scatter_lambda(distances: FloatArray, subset: NDArray[np.intp]) -> float:
+def scatter_lambda(distances: FloatArray, subset: Subset) -> float:
     """Return the largest eigenvalue of the scatter of a subset."""
     if len(subset) < 2:
         return 0.0

@@ -13,10 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import FigureBase
 
 from flwr_safedshb.aggregation import Filter
-from flwr_safedshb.aggregation.gram import gram, squared_distances
-from flwr_safedshb.aggregation.smea.incumbent import descend, outermost_first, shrink
-from flwr_safedshb.aggregation.smea.search import Best, Budget, improve
-from flwr_safedshb.aggregation.spectral import scatter_lambda
+from flwr_safedshb.aggregation.gram import gram, outermost_first, squared_distances
+from flwr_safedshb.aggregation.smea.budget import NODE, Budget
+from flwr_safedshb.aggregation.smea.roots import spectrum
+from flwr_safedshb.aggregation.smea.search import improve
+from flwr_safedshb.aggregation.smea.start import start
 from simulations.benchmarks.cells import warm_up
 from simulations.benchmarks.families import family
 from simulations.benchmarks.measure import in_turns
@@ -127,11 +128,10 @@ def nodes(n: int, f: int) -> int:
     distances = squared_distances(gram([[row] for row in vectors]))
     order = outermost_first(distances, n - f)
     distances = distances[np.ix_(order, order)]
-    start = shrink(distances, np.arange(n), n - f)
-    best = Best(distances, *descend(distances, start, scatter_lambda(distances, start)))
-    budget = Budget(MAX_NODES, None)
-    improve(best, best.value, budget)
-    return 1 + MAX_NODES - budget.nodes
+    budget = Budget(MAX_NODES * NODE)
+    best = start(distances, n - f, budget)
+    improve(best, spectrum(distances, budget), best.value, budget)
+    return 1 + budget.nodes
 
 
 def table(curves: Sequence[Growth]) -> Table:

@@ -33,13 +33,24 @@ updates are those of a Cholesky factorisation.
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_safedshb.aggregation.gram import FloatArray
-from flwr_safedshb.aggregation.smea.compiled import compiled
-from flwr_safedshb.aggregation.smea.levels import (
+from flwr_safedshb.aggregation.smea.compiler import compiled
+from flwr_safedshb.aggregation.smea.loops import (
+    NONE,
+    SOME,
+    conflicts,
+    find_pair,
+    highest,
+    lowest,
+    matching_exceeds,
+    partners,
+)
+from flwr_safedshb.aggregation.smea.stack import (
     AND_WITHOUT,
     CANDIDATES,
     DOUBTFUL,
+    HELD,
     LEVEL,
+    LIMIT,
     NEEDED,
     NEGATIVE,
     NODES,
@@ -48,26 +59,21 @@ from flwr_safedshb.aggregation.smea.levels import (
     TRUST,
     UNCHECKED,
     UNKNOWN,
+    WIDTH,
     WITHOUT,
+    WORK,
     Stack,
     check_inverse,
     exclude,
     include,
+    inverse,
     refresh,
-)
-from flwr_safedshb.aggregation.smea.primitives import (
-    NONE,
-    SOME,
-    IntArray,
-    conflicts,
-    find_pair,
-    highest,
-    lowest,
-    partners,
+    schur,
+    spend,
 )
 
-# What a step of the search ended with.
-EXHAUSTED, OUT_OF_NODES, FOUND, PRUNED, OPEN, CHANGED = 0, 1, 2, 3, 4, 5
+# What a step of the search ended with. STALE: the level has to be restored.
+EXHAUSTED, OUT_OF_WORK, FOUND, PRUNED, OPEN, CHANGED, STALE = 0, 1, 2, 3, 4, 5, 6
 # Preference for pivots whose exclusion is costly; of 0 to 1, this visited fewest nodes.
 COSTLY = 0.25
 
@@ -82,17 +88,18 @@ def doubt(stack: Stack) -> None:
 
 
 @compiled
-def advance(stack: Stack, max_nodes: int) -> int:
-    """Search until something is found, all is seen, or `max_nodes` more are visited."""
-    limit = stack.cursor[NODES] + max_nodes
-    while stack.cursor[LEVEL] >= 0:
-        if stack.cursor[NODES] >= limit:
-            return OUT_OF_NODES
-        stack.cursor[NODES] += 1
-        level = stack.cursor[LEVEL]
+def advance(stack: Stack, work: int) -> int:
+    """Search until something is found, all is seen, or so much more work is done."""
+    cursor = stack.cursor
+    cursor[LIMIT] = cursor[WORK] + work
+    while cursor[LEVEL] >= 0:
+        level = cursor[LEVEL]
+        if level < cursor[HELD]:
+            return STALE
         state = _settle(stack, level)
-        if state == FOUND:
-            return FOUND
+        if state in (FOUND, OUT_OF_WORK):
+            return state
+        cursor[NODES] += 1
         if state == OPEN:
             _descend(stack, level)
         else:
@@ -120,16 +127,19 @@ def backtrack(stack: Stack) -> None:
 
 @compiled
 def _settle(stack: Stack, level: int) -> int:
-    """Draw every conclusion at a level, in place."""
+    """Draw every conclusion at a level, in place; where work ends, go on from there."""
     counts = stack.counts[level]
-    matrix, inverse = stack.schur[level], stack.inverse[level]
+    matrix, dual = schur(stack, level), inverse(stack, level)
     while True:
+        if stack.cursor[WORK] >= stack.cursor[LIMIT]:
+            return OUT_OF_WORK
         c = counts[CANDIDATES]
         slack = c - counts[NEEDED]
         if slack < 0 or counts[NEGATIVE] > slack:
             return PRUNED
         if counts[NEEDED] == 0:
             return FOUND
+        spend(stack, 1, 0)
         row = lowest(matrix, c)
         if matrix[row, row] <= TINY:
             exclude(stack, level, row)
@@ -147,19 +157,21 @@ def _settle(stack: Stack, level: int) -> int:
                 continue
             if state != OPEN:
                 return state
+        spend(stack, 2, c)
         degrees, scores = conflicts(matrix, c)
         busiest = int(np.argmax(degrees))
         if degrees[busiest] > slack:
             exclude(stack, level, busiest)
             continue
         if degrees[busiest] > 0:
-            if _matching_exceeds(matrix[:c, :c], degrees, slack):
+            spend(stack, 1, c)
+            if matching_exceeds(matrix, c, degrees, slack):
                 return PRUNED
             counts[PIVOT] = busiest
         else:
             if negative > 0:
                 # To exclude these costs slack and takes no negative eigenvalue away.
-                scores *= 1.0 + COSTLY * (np.diag(inverse)[:c] > 0)
+                scores *= 1.0 + COSTLY * (np.diag(dual[:c, :c]) > 0)
             # Equal candidates first: excluding one excludes them all.
             kinds = stack.kinds[stack.ids[level, :c]]
             scores += (np.bincount(kinds)[kinds] > 1) * np.float64(c)
@@ -176,16 +188,16 @@ def _settle_dual(stack: Stack, level: int) -> int:
     """
     c, negative = stack.counts[level, CANDIDATES], stack.counts[level, NEGATIVE]
     slack = c - stack.counts[level, NEEDED]
-    inverse = stack.inverse[level]
+    dual = inverse(stack, level)
     if negative == slack:
-        row = highest(inverse, c)
-        if inverse[row, row] >= TRUST:
-            return _include_all(stack, level, np.diag(inverse)[:c] >= TRUST)
-        if slack > 1 and inverse[row, row] > -TRUST:
+        row = highest(dual, c)
+        if dual[row, row] >= TRUST:
+            return _include_all(stack, level, np.diag(dual[:c, :c]) >= TRUST)
+        if slack > 1 and dual[row, row] > -TRUST:
             return OPEN
         if slack == 1:
-            row = lowest(inverse, c)
-            if inverse[row, row] > -TRUST:
+            row = lowest(dual, c)
+            if dual[row, row] > -TRUST:
                 return OPEN
             return _found_without(stack, level, row, row)
     elif negative < slack - 1:
@@ -193,14 +205,15 @@ def _settle_dual(stack: Stack, level: int) -> int:
     # No positive eigenvalue: no indefinite pair. One of them: no positive definite
     # pair, so what goes with j where V_jj > 0 makes an indefinite pair with it.
     sign = 1.0 if negative == slack else -1.0
+    spend(stack, 2, c)
     if slack == 2:
-        j, k, pairs = find_pair(inverse, c, sign)
+        j, k, pairs = find_pair(dual, c, sign)
         if pairs == SOME:
             return _found_without(stack, level, j, k)
         return PRUNED if pairs == NONE else OPEN
-    alone = partners(inverse, c, sign) < slack - 1
+    alone = partners(dual, c, sign) < slack - 1
     if negative < slack:
-        alone &= np.diag(inverse)[:c] >= TRUST
+        alone &= np.diag(dual[:c, :c]) >= TRUST
     return _include_all(stack, level, alone)
 
 
@@ -218,34 +231,15 @@ def _include_all(stack: Stack, level: int, rows: NDArray[np.bool_]) -> int:
     state = OPEN
     # From the last, because what takes the place of a row comes from behind it.
     for row in np.flatnonzero(rows)[::-1]:
-        if stack.schur[level, row, row] <= TINY:
+        if schur(stack, level)[row, row] <= TINY:
             return PRUNED
         if stack.counts[level, NEEDED] == 0:
             return PRUNED
         include(stack, level, row)
         state = CHANGED
+        if stack.cursor[WORK] >= stack.cursor[LIMIT]:
+            break
     return state
-
-
-@compiled
-def _matching_exceeds(matrix: FloatArray, degrees: IntArray, slack: int) -> bool:
-    """Say whether a greedy matching of conflicting pairs is larger than `slack`."""
-    free = degrees > 0
-    if free.sum() < 2 * (slack + 1):
-        return False
-    diagonal = np.diag(matrix)
-    pairs = 0
-    for j in np.flatnonzero(free):
-        if free[j]:
-            free[j] = False
-            partners = free & (matrix[j] * matrix[j] >= diagonal[j] * diagonal)
-            k = np.argmax(partners)
-            if partners[k]:
-                free[k] = False
-                pairs += 1
-                if pairs > slack:
-                    return True
-    return False
 
 
 @compiled
@@ -253,9 +247,13 @@ def _descend(stack: Stack, level: int) -> None:
     """Open the next level: the current one with its pivot included."""
     c = stack.counts[level, CANDIDATES]
     pivot = stack.counts[level, PIVOT]
-    stack.schur[level + 1, :c, :c] = stack.schur[level, :c, :c]
-    stack.inverse[level + 1, :c, :c] = stack.inverse[level, :c, :c]
     stack.ids[level + 1, :c] = stack.ids[level, :c]
     stack.counts[level + 1] = stack.counts[level]
-    include(stack, level + 1, pivot)
+    stack.counts[level + 1, WIDTH] = c
+    schur(stack, level + 1)[:] = schur(stack, level)[:c, :c]
+    inverse(stack, level + 1)[:] = inverse(stack, level)[:c, :c]
+    spend(stack, 2, c)
+    oldest = level + 2 - stack.memory.shape[1]
+    stack.cursor[HELD] = max(stack.cursor[HELD], oldest)
     stack.cursor[LEVEL] = level + 1
+    include(stack, level + 1, pivot)

@@ -14,7 +14,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from flwr_safedshb.aggregation.gram import FloatArray, squared_distances
+from flwr_safedshb.aggregation.gram import (
+    FloatArray,
+    outermost_first,
+    squared_distances,
+)
 from flwr_safedshb.aggregation.rule import (
     GramRule,
     Notion,
@@ -22,8 +26,9 @@ from flwr_safedshb.aggregation.rule import (
     check_gram,
     subset_weights,
 )
-from flwr_safedshb.aggregation.smea.incumbent import RESOLUTION, Subset, outermost_first
 from flwr_safedshb.aggregation.spectral import (
+    RESOLUTION,
+    Subset,
     scatter_gram,
     scatter_lambda,
     single_threaded,
@@ -45,7 +50,11 @@ class SMEA(GramRule):
     Parameters
     ----------
     max_nodes : int
-        Budget in nodes of the search: the answer is a function of the input alone.
+        Budget: the work of so many nodes of a search over 100 vectors, some seconds by
+        default. A node over more vectors counts for what it costs, and so does all else
+        that takes long, so no number of vectors and nothing that hostile clients send
+        makes a call take much longer. Work is counted, not time: the answer is a
+        function of the input alone.
     time_limit : float, optional
         Budget in seconds on top of it; the answer then depends on the machine.
     """
@@ -120,9 +129,10 @@ class SMEA(GramRule):
             subsets, values = _enumerate(distances[None], m)
             return subsets[0], float(values[0]), float(values[0])
         # Compiling takes time, and small federations never need the search.
+        from flwr_safedshb.aggregation.smea.budget import NODE, Budget
         from flwr_safedshb.aggregation.smea.search import search
 
-        return search(distances, m, self.max_nodes, self.time_limit)
+        return search(distances, m, Budget(self.max_nodes * NODE, self.time_limit))
 
 
 def _enumerate(distances: FloatArray, m: int) -> tuple[Subset, FloatArray]:

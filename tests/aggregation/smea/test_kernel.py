@@ -7,15 +7,16 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from flwr_safedshb.aggregation.smea import kernel, levels, primitives
-from flwr_safedshb.aggregation.smea.compiled import COMPILED
+from flwr_safedshb.aggregation.smea import kernel, loops
+from flwr_safedshb.aggregation.smea import stack as stacks
+from flwr_safedshb.aggregation.smea.compiler import COMPILED
 from tests.oracles import Floats, subsets
 
 NAMES = ("lowest", "highest", "eliminate", "residual", "conflicts", "partners")
 
 
-def loops(name: str) -> Callable[..., object]:
-    function: Callable[..., object] = getattr(primitives, name)
+def looped(name: str) -> Callable[..., object]:
+    function: Callable[..., object] = getattr(loops, name)
     plain: Callable[..., object] = getattr(function, "py_func", function)
     return plain
 
@@ -45,8 +46,8 @@ def test_loops_do_the_same_as_numpy(name: str, c: int, seed: int) -> None:
     }
     ours = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments[name]]
     theirs = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments[name]]
-    left = loops(name)(*ours)
-    right = getattr(primitives, f"{name}_vectorised")(*theirs)
+    left = looped(name)(*ours)
+    right = getattr(loops, f"{name}_vectorised")(*theirs)
     pairs = [(ours[0], theirs[0])]
     if left is not None:
         tuples = isinstance(left, tuple)
@@ -63,7 +64,7 @@ def test_pairs_are_found_alike(seed: int, sign: float) -> None:
     matrix = symmetric(seed, False)
     if seed % 3 == 0:  # definite, so that one of the signs finds nothing
         matrix = matrix @ matrix.T
-    assert loops("find_pair")(matrix, 9, sign) == primitives.find_pair_vectorised(
+    assert looped("find_pair")(matrix, 9, sign) == loops.find_pair_vectorised(
         matrix, 9, sign
     )
 
@@ -90,11 +91,11 @@ def test_decides_what_looking_at_every_submatrix_decides(kind: str) -> None:
         exists = any(
             definite(matrix[np.ix_(s, s)]) for s in map(list, subsets(c, needed))
         )
-        stack = levels.new_stack(matrix, needed, np.arange(c))
-        state = kernel.advance(stack, 100_000)
+        stack = stacks.new_stack(matrix, needed, np.arange(c))
+        state = kernel.advance(stack, 10**10)
         verdicts[state] += 1
         if state == kernel.FOUND:
-            rows = levels.found(stack)
+            rows = stacks.found(stack)
             assert len(rows) >= needed
             assert definite(matrix[np.ix_(rows, rows)])
         assert exists == (state == kernel.FOUND)
@@ -115,9 +116,9 @@ def test_finds_the_only_three_that_may_go() -> None:
             continue
         tried += 1
         matrix = np.linalg.inv(inverse)
-        stack = levels.new_stack(0.5 * (matrix + matrix.T), c - 3, np.arange(c))
-        assert kernel.advance(stack, 1000) == kernel.FOUND
-        assert sorted(levels.found(stack)) == list(range(3, c))
+        stack = stacks.new_stack(0.5 * (matrix + matrix.T), c - 3, np.arange(c))
+        assert kernel.advance(stack, 10**8) == kernel.FOUND
+        assert sorted(stacks.found(stack)) == list(range(3, c))
     assert tried >= 10
 
 
@@ -129,10 +130,10 @@ def test_goes_on_to_every_other_solution(seed: int) -> None:
     points = rng.normal(size=(c, 5))
     matrix = 1.0 + np.eye(c) - points @ points.T / 2.5
     expected = {tuple(s) for s in subsets(c, needed) if definite(matrix[np.ix_(s, s)])}
-    stack = levels.new_stack(matrix, needed, np.arange(c))
+    stack = stacks.new_stack(matrix, needed, np.arange(c))
     seen = set()
-    while kernel.advance(stack, 100_000) == kernel.FOUND:
-        rows = sorted(levels.found(stack).tolist())
+    while kernel.advance(stack, 10**10) == kernel.FOUND:
+        rows = sorted(stacks.found(stack).tolist())
         seen |= {tuple(s) for s in combinations(rows, needed)}
         kernel.doubt(stack)
     assert seen == expected

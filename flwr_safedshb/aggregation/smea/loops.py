@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation.gram import FloatArray
-from flwr_safedshb.aggregation.smea.compiled import compiled_for
+from flwr_safedshb.aggregation.smea.compiler import compiled_for
 
 IntArray = NDArray[np.int64]
 
@@ -20,7 +20,7 @@ SURE = 1e-6
 
 def lowest_vectorised(matrix: FloatArray, c: int) -> int:
     """Return the row with the smallest diagonal entry."""
-    return int(np.argmin(np.diag(matrix)[:c]))
+    return int(np.argmin(np.diag(matrix[:c, :c])))
 
 
 @compiled_for(lowest_vectorised)
@@ -35,7 +35,7 @@ def lowest(matrix: FloatArray, c: int) -> int:
 
 def highest_vectorised(matrix: FloatArray, c: int) -> int:
     """Return the row with the largest diagonal entry."""
-    return int(np.argmax(np.diag(matrix)[:c]))
+    return int(np.argmax(np.diag(matrix[:c, :c])))
 
 
 @compiled_for(highest_vectorised)
@@ -96,7 +96,7 @@ def conflicts_vectorised(matrix: FloatArray, c: int) -> tuple[IntArray, FloatArr
     scores : (c,) array
         For each j the sum over k != j of M_jk^2/(M_jj M_kk).
     """
-    diagonal = np.diag(matrix)[:c]
+    diagonal = np.diag(matrix[:c, :c])
     cosines = matrix[:c, :c] ** 2 / np.outer(diagonal, diagonal)
     np.fill_diagonal(cosines, 0.0)
     return (cosines >= 1.0).sum(axis=0), cosines.sum(axis=0)
@@ -105,7 +105,7 @@ def conflicts_vectorised(matrix: FloatArray, c: int) -> tuple[IntArray, FloatArr
 @compiled_for(conflicts_vectorised)
 def conflicts(matrix: FloatArray, c: int) -> tuple[IntArray, FloatArray]:
     """Loops of `conflicts_vectorised`."""
-    scale = 1.0 / np.diag(matrix)[:c]
+    scale = 1.0 / np.diag(matrix[:c, :c])
     degrees = np.zeros(c, np.int64)
     scores = np.zeros(c)
     for j in range(c):
@@ -120,9 +120,51 @@ def conflicts(matrix: FloatArray, c: int) -> tuple[IntArray, FloatArray]:
     return degrees, scores
 
 
+def matching_exceeds_vectorised(
+    matrix: FloatArray, c: int, degrees: IntArray, slack: int
+) -> bool:
+    """Say whether a greedy matching of conflicting pairs is larger than `slack`."""
+    free = degrees > 0
+    diagonal = np.diag(matrix[:c, :c])
+    pairs = 0
+    for j in np.flatnonzero(free):
+        if 2 * (slack - pairs + 1) > free.sum():
+            return False
+        if free[j]:
+            free[j] = False
+            others = free & (matrix[j, :c] ** 2 >= diagonal[j] * diagonal)
+            if others.any():
+                free[np.argmax(others)] = False
+                pairs += 1
+    return pairs > slack
+
+
+@compiled_for(matching_exceeds_vectorised)
+def matching_exceeds(matrix: FloatArray, c: int, degrees: IntArray, slack: int) -> bool:
+    """Loops of `matching_exceeds_vectorised`."""
+    free = degrees > 0
+    left = free.sum()
+    pairs = 0
+    for j in range(c):
+        if not free[j]:
+            continue
+        if 2 * (slack - pairs + 1) > left:
+            break
+        free[j] = False
+        left -= 1
+        # Those before j are not free any more.
+        for k in range(j + 1, c):
+            if free[k] and matrix[j, k] * matrix[j, k] >= matrix[j, j] * matrix[k, k]:
+                free[k] = False
+                left -= 1
+                pairs += 1
+                break
+    return pairs > slack
+
+
 def partners_vectorised(inverse: FloatArray, c: int, sign: float) -> IntArray:
     """Count for each j the k != j with sign * (V_jj V_kk - V_jk^2) > 0, or nearly."""
-    diagonal = np.diag(inverse)[:c]
+    diagonal = np.diag(inverse[:c, :c])
     squares = inverse[:c, :c] ** 2
     products = np.outer(diagonal, diagonal)
     near = sign * (products - squares) > -SURE * (np.abs(products) + squares)
@@ -133,7 +175,7 @@ def partners_vectorised(inverse: FloatArray, c: int, sign: float) -> IntArray:
 @compiled_for(partners_vectorised)
 def partners(inverse: FloatArray, c: int, sign: float) -> IntArray:
     """Loops of `partners_vectorised`."""
-    diagonal = np.diag(inverse)[:c].copy()
+    diagonal = np.diag(inverse[:c, :c]).copy()
     counts = np.zeros(c, np.int64)
     for j in range(c):
         for k in range(c):
@@ -155,7 +197,7 @@ def find_pair_vectorised(
     j, k, verdict
         A pair and SOME, or NONE, or UNSURE if round-off may hide one.
     """
-    diagonal = np.diag(inverse)[:c]
+    diagonal = np.diag(inverse[:c, :c])
     squares = inverse[:c, :c] ** 2
     products = np.outer(diagonal, diagonal)
     determinants = sign * (products - squares)
