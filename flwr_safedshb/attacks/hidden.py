@@ -16,7 +16,7 @@ class Mimic(Attack):
     Karimireddy et al., "Byzantine-Robust Learning on Heterogeneous Datasets via
     Bucketing", ICLR 2022, find the direction of the largest variance over some steps of
     warm-up and keep to the client that stands out along it. This one does so in every
-    step afresh and has no state: what clients send are momenta, which differ little
+    step afresh and has no state: what clients send are momentums, which differ little
     from step to step, and so does the choice.
     """
 

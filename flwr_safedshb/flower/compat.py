@@ -77,10 +77,13 @@ def redirect(reply: Message, message_id: str) -> None:
 
 
 # ---- shortcuts around constructors, each with what it saves -------------------------
+# Measured by `python -m simulations.benchmarks.shortcuts`, in processor time: how much
+# longer a round of 7 nodes in process, or of 1000 in a BatchedGrid, takes without them.
 
 
 def refilled(record: R, entries: Mapping[str, object]) -> R:
     """Return a record of the same kind with these entries, which are not checked."""
+    # Without it 26 % longer, and 39 %.
     copy = record.copy()
     copy.__dict__["_data"] = dict(entries)
     return copy
@@ -88,6 +91,7 @@ def refilled(record: R, entries: Mapping[str, object]) -> R:
 
 def plain_array(dtype: str, shape: tuple[int, ...], data: bytes) -> Array:
     """Return the same as ``Array(dtype, shape, NUMPY, data)``."""
+    # Without it no longer in process, and 9 % in a BatchedGrid.
     array = Array.__new__(Array)
     array.__dict__.update(dtype=dtype, shape=shape, stype=NUMPY, data=data)
     return array
@@ -102,6 +106,7 @@ def same(thing: T) -> T:
 
 def copied(content: RecordDict) -> RecordDict:
     """Return a copy of a message's content that shares nothing mutable."""
+    # Without it and `delivered` 16 % longer, and 10 %.
     records = {key: _copied_record(record) for key, record in content.items()}
     return refilled(content, records)
 

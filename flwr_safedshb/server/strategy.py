@@ -201,8 +201,7 @@ class SafeDSHB(ResumableStrategy):
                 rates_at(self.server_learning_rate, self.momentum, next_step)
             )
         rate, momentum = self._rates[step]
-        # These are of known types; Flower's checks of every entry take a twentieth of a
-        # small round.
+        # These are of known types, and need not be checked.
         entries = {
             **config,
             "server-round": step + 1,

@@ -71,7 +71,7 @@ def counted(trial: Trial, died_charged: Collection[int] = ()) -> list[str]:
 
 
 def nothing_leaked(trial: Trial) -> list[str]:
-    """Check that replies are private momenta or fixed words, and logs know no more.
+    """Check that replies are private momentums or fixed words, and logs know no more.
 
     A momentum is private if it is, to rounding, what Algorithm 1 computes from the
     noise of the steps that the node took.

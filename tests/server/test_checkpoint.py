@@ -106,12 +106,12 @@ def strategy(path: Path | None, every: int = 1, **more: object) -> SafeDSHB:
 
 
 def killing(
-    at: int, momenta: dict[int, dict[int, Layers]]
+    at: int, momentums: dict[int, dict[int, Layers]]
 ) -> Callable[[int, int, Layers], RecordDict]:
     """Clients that keep momentum by step, and a kill in the middle of a round."""
 
     def spoil(partition: int, step: int, layers: Layers) -> RecordDict:
-        mine = momenta.setdefault(partition, {})
+        mine = momentums.setdefault(partition, {})
         past = mine.get(step - 1, [np.zeros_like(layer) for layer in layers])
         mine[step] = [
             np.float32(0.5) * (old + new) for old, new in zip(past, layers, strict=True)
@@ -144,12 +144,12 @@ def test_a_killed_run_ends_as_an_uninterrupted_one(
 
     expected = run(federation(5, killing(-1, {})), None)
     path = tmp_path / "run.npz"
-    momenta: dict[int, dict[int, Layers]] = {}
+    momentums: dict[int, dict[int, Layers]] = {}
     with pytest.raises(Killed):
-        run(federation(5, killing(at, momenta)), path)
+        run(federation(5, killing(at, momentums)), path)
     saved = checkpoint.load(path)
     assert (0 if saved is None else saved.step) == at // every * every
-    assert run(federation(5, killing(-1, momenta)), path) == expected
+    assert run(federation(5, killing(-1, momentums)), path) == expected
 
 
 def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:

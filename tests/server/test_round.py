@@ -52,7 +52,7 @@ def make_plan(sampling: Sampling) -> PrivacyPlan:
 def algorithm_1(rule: Rule, plan: PrivacyPlan) -> NDArray[np.float64]:
     """Transcribe Alg. 1 for logistic regression, in float64."""
     theta = np.zeros(DIMENSION + 1)
-    momenta = np.zeros((N, DIMENSION + 1))
+    momentums = np.zeros((N, DIMENSION + 1))
     for t in range(STEPS):
         beta = momentum(max(t - 1, 0))
         for i in range(N):
@@ -67,8 +67,8 @@ def algorithm_1(rule: Rule, plan: PrivacyPlan) -> NDArray[np.float64]:
                 total += gradient * min(1.0, plan.clip_norm / norm)
             noise = randomness.gaussian(DIMENSION + 1, plan.noise_std)
             private = total / plan.batch_size + noise + DECAY * theta  # line 3
-            momenta[i] = beta * momenta[i] + (1.0 - beta) * private  # line 4
-        theta = theta - rate(t) * np.asarray(rule(momenta, F))  # lines 5 and 6
+            momentums[i] = beta * momentums[i] + (1.0 - beta) * private  # line 4
+        theta = theta - rate(t) * np.asarray(rule(momentums, F))  # lines 5 and 6
     return theta
 
 

@@ -122,7 +122,7 @@ class ConvergenceCheck:
         schedule = theory.StronglyConvex(problem.smoothness, self.weight_decay)
         rng = np.random.default_rng([self.seed, seed])
         rule, best = SMEA(), problem.loss(problem.minimiser)
-        theta, momenta, found = np.zeros(d), np.zeros((h, d)), []
+        theta, momentums, found = np.zeros(d), np.zeros((h, d)), []
         for step in range(self.steps):
             rows = rng.random((h, m)).argpartition(self.batch_size - 1)[
                 :, : self.batch_size
@@ -131,10 +131,10 @@ class ConvergenceCheck:
             gradients = problem.gradients(theta, rows) + noise
             # Alg. 1 uses beta_{t-1} in step t; the strategy takes beta_0 in step 0.
             beta = schedule.momentum(max(step - 1, 0))
-            momenta = beta * momenta + (1.0 - beta) * gradients
-            sent = momenta
+            momentums = beta * momentums + (1.0 - beta) * gradients
+            sent = momentums
             if attack is not None:
-                sent = np.concatenate((momenta, attack(momenta, f, rng, rule)))
+                sent = np.concatenate((momentums, attack(momentums, f, rng, rule)))
             theta = theta - schedule.learning_rate(step) * rule(sent, f)
             if step + 1 in self.times:
                 found.append(problem.loss(theta) - best)
