@@ -14,7 +14,8 @@ from flwr.serverapp import ServerApp
 
 from flwr_safedshb.grids.batched import BatchedGrid
 from flwr_safedshb.grids.in_process import InProcessGrid
-from flwr_safedshb.server.checkpoint import Progress, described, differences, load
+from flwr_safedshb.server.checkpoint import Progress, load
+from flwr_safedshb.server.settings import described, differences
 from simulations.app import OVERRIDES, make_client_app, make_server_app
 from simulations.check import check
 from simulations.config import SettingsError, composed, explained, override
