@@ -1,0 +1,64 @@
+"""Norms of what was returned, compared with a bound without any rounding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+import torch
+
+
+def ratio(tensors: Sequence[torch.Tensor], bound: float) -> float:
+    """Return the norm of all tensors together in units of `bound`.
+
+    Whether the result is above 1 is decided exactly: where float64 arithmetic is too
+    close to 1 to tell, the squares are summed as fractions. A value that is not finite
+    makes the result infinite.
+    """
+    return _decided(tensors, [torch.zeros(())] * len(tensors), bound)
+
+
+def gap(
+    one: Sequence[torch.Tensor], other: Sequence[torch.Tensor], bound: float
+) -> float:
+    """Return the norm of the difference in units of `bound`, as `ratio` does."""
+    return _decided(one, other, bound)
+
+
+def _decided(
+    one: Sequence[torch.Tensor], other: Sequence[torch.Tensor], bound: float
+) -> float:
+    total = 0.0
+    for mine, yours in zip(one, other, strict=True):
+        total = math.hypot(total, _norm(mine, yours))
+    found = total / bound
+    if not math.isfinite(found):
+        return math.inf
+    # A norm of d values in float64 is off by less than d roundings, and some more.
+    if abs(found - 1.0) > 2.0**-52 * (16 + sum(part.numel() for part in one)):
+        return found
+    square = sum(
+        (_square(mine, yours) for mine, yours in zip(one, other, strict=True)),
+        Fraction(0),
+    )
+    above = square > Fraction(bound) ** 2
+    return max(found, math.nextafter(1.0, 2.0)) if above else min(found, 1.0)
+
+
+def _norm(one: torch.Tensor, other: torch.Tensor) -> float:
+    difference = one.detach().double() - other.double()
+    largest = float(difference.abs().max()) if difference.numel() else 0.0
+    if largest == 0.0 or not math.isfinite(largest):
+        return largest if largest == 0.0 else math.inf
+    # Scaled, lest squares overflow or vanish.
+    return largest * float(torch.linalg.vector_norm(difference / largest))
+
+
+def _square(one: torch.Tensor, other: torch.Tensor) -> Fraction:
+    pairs = zip(
+        one.detach().double().flatten().tolist(),
+        other.double().expand_as(one).flatten().tolist(),
+        strict=True,
+    )
+    return sum(((Fraction(a) - Fraction(b)) ** 2 for a, b in pairs), Fraction(0))

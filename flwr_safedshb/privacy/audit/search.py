@@ -1,0 +1,270 @@
+"""The search for the example that moves a clipped sum the most.
+
+The promise under test: whatever the weights and the examples are, in the tensors that
+`ClippedGradients` returns
+
+- one example alone has norm at most C, and so has what its removal changes;
+- replacing one example by another changes them by at most 2C;
+- no call depends on what an earlier call was given.
+
+Candidates are drawn from families of hostile numbers, mutated from the worst ones found
+so far, and driven by an optimiser to where gradients cancel (`driven`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from flwr_safedshb.privacy.audit.driven import cancelled
+from flwr_safedshb.privacy.audit.exact import gap, ratio
+from flwr_safedshb.privacy.audit.hidden import Hidden
+from flwr_safedshb.privacy.audit.subject import Batch, Subject
+from flwr_safedshb.privacy.audit.trial import Trial, drawn, entries, mutated, typed
+from flwr_safedshb.privacy.clipping.gradients import (
+    ClippedGradients,
+    Loss,
+    UnsupportedModelError,
+)
+from flwr_safedshb.privacy.plan import Clipping
+
+# The worst candidates so far, from which others are made.
+_ARCHIVE = 12
+# Every so many candidates it is asked whether a call remembers the one before.
+_REMEMBER = 8
+CLIPS = (1.0, 0.1, 1000.0)
+
+
+class Clipper(Protocol):
+    """What is under attack; `ClippedGradients` is one."""
+
+    def __call__(
+        self, inputs: torch.Tensor, targets: torch.Tensor, /
+    ) -> list[torch.Tensor]:
+        """Return the sum of the examples' clipped gradients."""
+        ...
+
+
+Kept = list[tuple[float, int, Trial]]  # by a score, the least first
+MakeClipper = Callable[[nn.Module, Loss, float, Clipping], Clipper]
+
+
+@dataclass
+class Finding:
+    """The worst that a search found.
+
+    Attributes
+    ----------
+    subject, dtype, clipping : str
+    path : str
+        How the sums were made, or empty if the model was refused.
+    refusal : str
+        The first line of why, or empty.
+    alone, removed, replaced : float
+        The largest norms found, in units of C, C and 2C; infinite for values that are
+        not finite.
+    remembered : float
+        The largest change of a sum by what an earlier call was given, in units of 2C.
+    how : str
+        Of the worst candidate: how it was made.
+    candidates : int
+        Candidates measured.
+    raised : str
+        The first exception that was no refusal, or empty: whether a node answers must
+        not depend on its data.
+    seconds : float
+    """
+
+    subject: str
+    dtype: str
+    clipping: str
+    path: str = ""
+    refusal: str = ""
+    alone: float = 0.0
+    removed: float = 0.0
+    replaced: float = 0.0
+    remembered: float = 0.0
+    how: str = ""
+    candidates: int = 0
+    raised: str = ""
+    seconds: float = 0.0
+    worst: Kept = field(default_factory=list, repr=False)
+    promising: Kept = field(default_factory=list, repr=False)
+
+    @property
+    def ratio(self) -> float:
+        """The worst ratio; above 1 the promise is broken."""
+        found = max(self.alone, self.removed, self.replaced)
+        # An example that has had its say must not have another one.
+        return max(found, 1.0 + self.remembered) if self.remembered else found
+
+    @property
+    def holds(self) -> bool:
+        """Whether the model was refused, or nothing above the bounds was found."""
+        return self.ratio <= 1.0 and not self.raised
+
+    def keep(self, score: float, hidden: float, trial: Trial) -> None:
+        """Keep a candidate if it is among the worst, or hides the most."""
+        for kept, value in ((self.worst, score), (self.promising, hidden)):
+            if any(math.isclose(value, old, rel_tol=1e-3) for old, _, _ in kept):
+                continue  # one of a kind is enough to start from
+            entry = (value, -self.candidates, trial)
+            if len(kept) < _ARCHIVE:
+                heapq.heappush(kept, entry)
+            elif entry > kept[0]:
+                heapq.heapreplace(kept, entry)
+
+
+def search(
+    subject: Subject,
+    candidates: int,
+    seed: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    clipping: Clipping = "per-example",
+    make_clipper: MakeClipper = ClippedGradients,
+    progress: Callable[[int], None] = lambda count: None,
+) -> Finding:
+    """Attack one model with so many candidates.
+
+    Parameters
+    ----------
+    subject : Subject
+    candidates : int
+    seed : int
+        The same seed makes the same candidates.
+    dtype : torch.dtype
+        Of the weights and of floating-point inputs.
+    clipping : {"per-example", "ghost"}
+    make_clipper : callable (model, loss, clip_norm, clipping) -> Clipper
+    progress : callable
+        Told after each candidate how many more are done.
+    """
+    finding = Finding(subject.name, str(dtype).removeprefix("torch."), clipping)
+    rng = np.random.default_rng([seed, *finding.subject.encode()])
+    start = time.monotonic()
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
+        torch.manual_seed(seed)
+        try:
+            benches = [
+                _Bench(subject, clip, dtype, clipping, make_clipper, rng)
+                for clip in CLIPS
+            ]
+        except UnsupportedModelError as refusal:
+            finding.refusal = str(refusal).partition("\n")[0]
+        except Exception as error:
+            finding.raised = _named(error)
+        else:
+            _attack(subject, benches, finding, candidates, rng, progress)
+    finding.seconds = time.monotonic() - start
+    return finding
+
+
+def _attack(
+    subject: Subject,
+    benches: Sequence[_Bench],
+    finding: Finding,
+    candidates: int,
+    rng: np.random.Generator,
+    progress: Callable[[int], None],
+) -> None:
+    finding.path = benches[0].path
+    while finding.candidates < candidates:
+        bench = benches[int(rng.integers(len(benches)))]
+        chance = rng.random()
+        if chance < 0.5 and finding.worst:
+            kept = finding.worst if chance < 0.2 else finding.promising
+            _, _, parent = kept[int(rng.integers(len(kept)))]
+            how, trial = "mutated", mutated(subject, parent, rng)
+        elif chance < 0.53 and subject.driven:
+            how, trial = "driven", cancelled(subject, bench.model, bench.start, rng)
+        else:
+            how, trial = "drawn", drawn(subject, bench.start, rng)
+        before = finding.ratio
+        try:
+            score = bench.measure(trial, finding)
+        except UnsupportedModelError as refusal:
+            finding.refusal = str(refusal).partition("\n")[0]
+            finding.path = ""
+            return
+        except Exception as error:
+            finding.raised = finding.raised or _named(error)
+            score = 0.0
+        finding.candidates += 1
+        finding.keep(score, bench.hidden(trial.alone, bench.clip_norm), trial)
+        if finding.ratio > before:
+            finding.how = f"{how}, C = {bench.clip_norm:g}"
+        progress(1)
+
+
+class _Bench:
+    """A model made ready for one clip."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        clip_norm: float,
+        dtype: torch.dtype,
+        clipping: Clipping,
+        make_clipper: MakeClipper,
+        rng: np.random.Generator,
+    ) -> None:
+        self.clip_norm = clip_norm
+        self.model = subject.make().to(dtype)
+        self._entries = entries(self.model)
+        self.start = [entry.clone() for entry in self._entries]
+        self.hidden = Hidden(self.model, subject.loss)
+        self._sum = make_clipper(self.model, subject.loss, clip_norm, clipping)
+        self._states = [torch.Generator().manual_seed(s).get_state() for s in (1, 2)]
+        batch = typed(subject.draw(3, rng), dtype)
+        one, other = (self._summed(batch, seed) for seed in (0, 1))
+        # Without the example the others meet other dropout: nothing to compare.
+        self._random = gap(one, other, clip_norm) > 0.0
+
+    @property
+    def path(self) -> str:
+        """How the sums are made."""
+        return str(getattr(self._sum, "path", type(self._sum).__name__))
+
+    def measure(self, trial: Trial, finding: Finding) -> float:
+        """Measure a candidate, note what is worst, and return its ratio."""
+        for mine, given in zip(self._entries, trial.weights, strict=True):
+            mine.copy_(given)
+        alone = ratio(self._summed(trial.alone), self.clip_norm)
+        finding.alone = max(finding.alone, alone)
+        whole = self._summed(trial.batch)
+        exchanged = self._summed(trial.exchanged)
+        replaced = gap(whole, exchanged, 2 * self.clip_norm)
+        finding.replaced = max(finding.replaced, replaced)
+        again = 0.0
+        if finding.candidates % _REMEMBER == 0:
+            again = gap(self._summed(trial.batch), whole, 2 * self.clip_norm)
+            finding.remembered = max(finding.remembered, again)
+        removed = 0.0
+        if not self._random and len(trial.batch[1]) > 1:
+            removed = gap(whole, self._summed(trial.rest), self.clip_norm)
+            finding.removed = max(finding.removed, removed)
+        return max(alone, replaced, removed, 1.0 + again if again else 0.0)
+
+    def _summed(self, batch: Batch, seed: int = 0) -> list[torch.Tensor]:
+        torch.set_rng_state(self._states[seed])  # the same dropout for the same places
+        # Clippers may give back memory that the next call writes to.
+        return [part.clone() for part in self._sum(*batch)]
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def worst_trials(finding: Finding) -> list[Trial]:
+    """Return the worst candidates of a search, the worst first."""
+    return [trial for _, _, trial in sorted(finding.worst, reverse=True)]

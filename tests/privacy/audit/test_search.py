@@ -1,0 +1,107 @@
+"""The search leaves an honest clipper alone and finds every planted defect."""
+
+import math
+
+import pytest
+import torch
+
+from flwr_safedshb.privacy.audit.exact import gap, ratio
+from flwr_safedshb.privacy.audit.search import MakeClipper, search, worst_trials
+from flwr_safedshb.privacy.audit.subject import Subject
+from flwr_safedshb.privacy.audit.zoo import mixing, plain
+from tests.privacy.audit.planted import (
+    FactorRoundedUp,
+    Honest,
+    NormsOfOthers,
+    Silenced,
+)
+
+SUBJECTS = {subject.name: subject for subject in (*plain.SUBJECTS, *mixing.SUBJECTS)}
+
+
+def named(name: str) -> Subject:
+    return SUBJECTS[name]
+
+
+@pytest.mark.parametrize("name", ["logistic", "MLP with dropout", "CNN", "embedding"])
+def test_an_honest_clipper_is_left_alone(name: str) -> None:
+    finding = search(named(name), 100, 1, make_clipper=Honest)
+    assert finding.holds
+    assert (finding.candidates, finding.path, finding.raised) == (
+        100,
+        "one at a time",
+        "",
+    )
+    # The search comes near the bound: it would see a clipper that lets a bit through.
+    assert finding.ratio > 0.99
+
+
+@pytest.mark.parametrize(
+    ("make_clipper", "name", "candidates"),
+    [
+        (FactorRoundedUp, "logistic", 200),
+        (NormsOfOthers, "linear on a sequence", 600),
+        (NormsOfOthers, "CNN", 200),
+        (Silenced, "centred, with dropout", 200),
+        (Silenced, "mixes by a buffer", 200),
+        (Honest, "attribute that remembers", 200),
+        (Honest, "loss that remembers", 200),
+    ],
+)
+def test_planted_defects_are_found(
+    make_clipper: MakeClipper, name: str, candidates: int
+) -> None:
+    finding = search(named(name), candidates, 1, make_clipper=make_clipper)
+    assert finding.ratio > 1.0
+    assert not finding.holds
+
+
+def test_without_dropout_the_silenced_check_refuses() -> None:
+    # So it is the dropout that silences it, and not the search that sees ghosts.
+    subject = named("centred on the batch")
+    finding = search(subject, 50, 1, make_clipper=Silenced)
+    assert finding.holds
+    assert finding.refusal == "the model mixes examples"
+
+
+class Raises(Honest):
+    def __call__(
+        self, inputs: torch.Tensor, targets: torch.Tensor
+    ) -> list[torch.Tensor]:
+        if not inputs.isfinite().all():
+            raise RuntimeError("not a number")
+        return super().__call__(inputs, targets)
+
+
+def test_a_call_that_raises_is_no_refusal() -> None:
+    finding = search(named("logistic"), 200, 1, make_clipper=Raises)
+    assert finding.ratio <= 1.0
+    assert finding.raised == "RuntimeError: not a number"
+    assert not finding.holds
+
+
+def test_a_seed_makes_the_same_candidates() -> None:
+    one, same, other = (
+        search(named("logistic"), 60, seed, make_clipper=Honest) for seed in (1, 1, 2)
+    )
+    assert one.ratio == same.ratio
+    first, again, another = (worst_trials(found)[0] for found in (one, same, other))
+    assert torch.equal(first.batch[0].nan_to_num(), again.batch[0].nan_to_num())
+    assert first.batch[0].shape != another.batch[0].shape or not torch.equal(
+        first.batch[0].nan_to_num(), another.batch[0].nan_to_num()
+    )
+
+
+def test_ratios_are_decided_exactly() -> None:
+    up = math.nextafter(1.0, 2.0)
+    exact = torch.tensor([0.6, 0.8], dtype=torch.float64)
+    # 0.6^2 + 0.8^2 as float64 has them is a little above 1.
+    assert ratio([exact], 1.0) > 1.0
+    assert ratio([torch.tensor([1.0])], 1.0) == 1.0
+    assert ratio([torch.tensor([up], dtype=torch.float64)], 1.0) == up
+    tiny = torch.tensor([1.0, 2.0**-80], dtype=torch.float64)
+    assert ratio([tiny], 1.0) == up  # float64 squares would not see the second
+    assert gap([torch.tensor([1.0])], [torch.tensor([-1.0])], 2.0) == 1.0
+    assert ratio([torch.tensor([math.nan])], 1.0) == math.inf
+    assert ratio([torch.tensor([1e300] * 4, dtype=torch.float64)], 1e300) == 2.0
+    assert ratio([torch.zeros(0)], 1.0) == 0.0
