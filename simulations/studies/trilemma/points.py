@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,6 @@ from flwr_safedshb.aggregation import (
 from flwr_safedshb.attacks import (
     ALIE,
     FOE,
-    Attack,
     FarCluster,
     Gaussian,
     HugeNorm,
@@ -32,6 +31,13 @@ from flwr_safedshb.attacks import (
 )
 
 Floats = NDArray[np.float64]
+# From honest vectors to f hostile ones; an `Attack` is one.
+AttackFunction = Callable[
+    [Floats, int, np.random.Generator, Rule], NDArray[np.floating]
+]
+
+# How far shifted copies stand from what they copy, in lengths of what it is off by.
+SHIFTS = tuple(float(shift) for shift in np.geomspace(0.3, 3.0, 6))
 
 # Searches for SMEA's subset end after so many nodes: exact up to n = 40 here, and cut
 # short with a certificate beyond.
@@ -44,8 +50,35 @@ RULES: dict[str, Rule] = {
     "trimmed mean": TrimmedMean(),
     "geometric median": GeometricMedian(),
 }
+
+
+def shifted_copies(
+    honest: Floats, f: int, rng: np.random.Generator, aggregate: Rule
+) -> Floats:
+    """Copy what lies on one side of the honest, and shift it as far as the rule bears.
+
+    The attacks that shift the honest mean use little of what kappa allows. These
+    colluders copy one honest client, or the mean of n - 2f of them, along the direction
+    in which the honest differ most, and search for the shift that does most harm.
+    """
+    mean = honest.mean(axis=0)
+    centred = honest - mean
+    top = np.linalg.eigh(centred @ centred.T)[1][:, -1] @ centred
+    order = np.argsort(centred @ top)
+    best, worst = -1.0, np.zeros((f, honest.shape[1]))
+    for group in (order[:1], order[: max(1, len(honest) - f)]):
+        away = centred[group].mean(axis=0)
+        for shift in SHIFTS:
+            sent = np.tile(mean + (1.0 + shift) * away, (f, 1))
+            out = aggregate(np.concatenate((honest, sent)), f)
+            harm = float(np.square(out - mean).sum())
+            if harm > best:
+                best, worst = harm, sent
+    return worst
+
+
 # All but those that screening stops (NaN) and those on labels, which there are none of.
-ATTACKS: dict[str, Attack] = {
+ATTACKS: dict[str, AttackFunction] = {
     "ALIE": ALIE(),
     "FOE": FOE(),
     "sign flip": SignFlip(),
@@ -58,6 +91,7 @@ ATTACKS: dict[str, Attack] = {
     # Its default, 1e30, is meant for servers that overflow: beside it, the rounding of
     # inner products decides and not the rule.
     "huge norm": HugeNorm(norm=1e6),
+    "shifted copies": shifted_copies,
 }
 NO_ATTACK = "none"
 # Norm of the honest mean: far from the edge of the ball, and no attack's own zero.
