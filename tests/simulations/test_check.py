@@ -62,7 +62,7 @@ BAD = {
     "privacy.plan.batch_size=abc": "privacy.plan: batch_size='abc'",
     "privacy.plan.batch_size=10000": "lower privacy.plan.batch_size",
     "privacy.plan.clip_norm=nan": "clip_norm=nan",
-    "privacy.plan.noise_multiplier=-1": "noise_multiplier=-1.0",
+    "privacy.plan.noise_multiplier=-1": "privacy.plan: noise_multiplier=-1",
     "privacy.plan.adjacency=add-remove": "add-remove.*'fixed'",
     "privacy.delta=0": r"privacy.delta=0 must lie in \(0, 1\)",
     "privacy.delta=nan": "privacy.delta=nan",
