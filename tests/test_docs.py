@@ -77,6 +77,27 @@ def test_the_code_of_a_page_runs(page: str, capsys: pytest.CaptureFixture[str]) 
         assert output in printed
 
 
+def rendered(address: str, profile: Path) -> str:
+    """Return a page as a browser shows it, after its scripts have run."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    assert browser, "install chromium: pages are checked in a browser"
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    command += ["--allow-file-access-from-files", "--virtual-time-budget=5000"]
+    command += [f"--user-data-dir={profile / 'profile'}", address]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=120
+    )
+    return ran.stdout
+
+
+def test_the_search_box_finds_pages_opened_from_a_disk(
+    site: Path, tmp_path: Path
+) -> None:
+    shown = rendered(f"{(site / 'index.html').as_uri()}?q=ledger", tmp_path)
+    links = re.findall(r'href="([^"]*)" class="md-search-result__link"', shown)
+    assert (site / "privacy.html").as_uri() + "#the-ledger" in links
+
+
 WIDTH = """<iframe id="page" src="{page}" width="{width}" height="900"></iframe>
 <script>addEventListener("load", () => setTimeout(() => {{
   const page = document.getElementById("page").contentDocument
@@ -93,18 +114,11 @@ WIDTH = """<iframe id="page" src="{page}" width="{width}" height="900"></iframe>
 def test_no_page_is_wider_than_its_screen(
     site: Path, page: str, width: int, tmp_path: Path
 ) -> None:
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    assert browser, "install chromium: pages are checked in a browser"
     frame = site / f"frame-{page}-{width}.html"
     frame.write_text(WIDTH.format(page=f"{page}.html", width=width))
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
-    command += ["--allow-file-access-from-files", "--virtual-time-budget=5000"]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", frame.as_uri()]
-    ran = subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=120
-    )
+    shown = rendered(frame.as_uri(), tmp_path)
     frame.unlink()
-    found = re.search(r"<title>laid out: (\d+) (\d+) (.*)</title>", ran.stdout)
-    assert found, ran.stdout[:500] + ran.stderr[-1000:]
+    found = re.search(r"<title>laid out: (\d+) (\d+) (.*)</title>", shown)
+    assert found, shown[:500]
     assert int(found[1]) == 0, found[3]
     assert int(found[2]) <= width
