@@ -86,8 +86,8 @@ class NodePolicy:
         config : mapping of str to bool, int, float or str
             Rules, by their names with hyphens.
         other_keys : collection of str
-            Keys that are no rules. Any other key is an error: a rule that is misspelt
-            must not be a rule that is missing.
+            Keys that may stand beside the rules. Any other key is an error: if it were
+            skipped, a misspelt rule would silently not be enforced.
         """
         rules = {_key(field.name): field.name for field in fields(cls)}
         unknown = sorted(set(config) - set(rules) - set(other_keys))

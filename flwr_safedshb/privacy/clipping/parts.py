@@ -60,7 +60,7 @@ class Rooms:
 
 
 class Held:
-    """Gradients that are there, (k, ...)."""
+    """The examples' gradients as an array, (k, ...), that was already computed."""
 
     def __init__(self, gradients: torch.Tensor) -> None:
         self._gradients = gradients
