@@ -8,6 +8,7 @@ Filter. No network, no data on disk: the tumours are scikit-learn's ``breast_can
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -137,4 +138,7 @@ def conclude(console: Console, work: Sweep[Case], workers: int) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)  # as shells say of a command that Ctrl-C stopped

@@ -3,18 +3,15 @@
 import json
 import os
 import pty
-import signal
 import subprocess
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import flwr_safedshb
 from flwr_safedshb import aggregation, attacks, cli
-from flwr_safedshb.cli import _listing, demo
+from flwr_safedshb.cli import _listing, rules
 from flwr_safedshb.theory import (
     kappa_nnm,
     kappa_smea,
@@ -167,6 +164,7 @@ def test_classes_that_only_others_build_on_are_not_listed() -> None:
     assert not {"Attack", "SearchedAttack", "_Bounded"} & set(names)
 
 
+@pytest.mark.process
 def test_colours_are_for_terminals_only() -> None:
     piped = subprocess.run([*COMMAND, "rules"], capture_output=True, check=True)
     assert b"SMEA" in piped.stdout
@@ -174,6 +172,7 @@ def test_colours_are_for_terminals_only() -> None:
     assert b"\x1b[1m" in on_a_terminal("rules")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("more", [[], ["--json"]])
 def test_a_reader_that_leaves_early_hears_nothing(more: list[str]) -> None:
     reader, writer = os.pipe()
@@ -184,65 +183,17 @@ def test_a_reader_that_leaves_early_hears_nothing(more: list[str]) -> None:
     assert (ran.returncode, ran.stderr) == (cli.NO, b"")
 
 
-def test_the_demo_says_where_it_is_if_it_is_not_here(
+def test_ctrl_c_is_told_without_a_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "simulations", None)
-    code, out, err = said(capsys, "demo")
-    assert (code, out) == (cli.NO, "")
-    assert err.strip() == demo.MISSING
-    assert "make demo" in err
+    def stopped(arguments: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rules, "run", stopped)
+    assert said(capsys, "rules") == (cli.INTERRUPTED, "", "safedshb rules: stopped\n")
 
 
-def living(group: int) -> list[str]:
-    """Return the processes of a group that have not ended, by name."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
-            state, _, number = rest.split()[:3]
-            if int(number) == group and state not in "ZX":
-                found.append(name)
-    return found
-
-
-def test_ctrl_c_leaves_no_process_and_no_half_written_file(tmp_path: Path) -> None:
-    child = subprocess.Popen(
-        [*COMMAND, "demo"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # What runs in a shell's background, as these tests may, ignores Ctrl-C.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    try:
-        # In the middle: some runs are written, others at work.
-        deadline = time.monotonic() + 300  # of a test that hangs
-        while not list(tmp_path.glob("outputs/demo/runs/*.json")):
-            assert child.poll() is None, child.communicate()[1][-3000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to all of them
-        _, err = child.communicate(timeout=120)
-        # Python's resource tracker ends by itself, a moment after its parent.
-        while living(child.pid) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        left = living(child.pid)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-    assert child.returncode == cli.INTERRUPTED, err[-3000:]
-    assert err.strip().splitlines()[-1] == "safedshb demo: stopped"
-    assert "Traceback" not in err
-    assert left == []
-    for path in tmp_path.rglob("*"):
-        if path.is_file():
-            assert path.suffix == ".json", path
-            json.loads(path.read_text())
-
-
+@pytest.mark.process
 def test_help_waits_for_nothing_heavy() -> None:
     script = (
         "import sys; from flwr_safedshb.cli import _parser; _parser(); "

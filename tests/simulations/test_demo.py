@@ -1,12 +1,20 @@
 """The demonstration: what it shows is so, and it says what it costs."""
 
 import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from simulations.loopback import ROOT
 from simulations.results import record
 from simulations.results.record import RunRecord
 from simulations.results.sweep import Sweep
@@ -99,3 +107,52 @@ def test_the_command_runs_all_again_and_writes_a_report(
     page = (tmp_path / "report.html").read_text()
     assert "7 hospitals train" in page
     assert "plain averaging, attacked" in page
+
+
+def living(group: int) -> list[str]:
+    """Return the processes of a group that have not ended, by name."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
+            state, _, number = rest.split()[:3]
+            if int(number) == group and state not in "ZX":
+                found.append(name)
+    return found
+
+
+@pytest.mark.process
+def test_ctrl_c_leaves_no_process_and_no_half_written_file(tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "simulations.studies.demo", "--output", str(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # What runs in a shell's background, as these tests may, ignores Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    try:
+        # In the middle: some runs are written, others at work.
+        deadline = time.monotonic() + 300  # of a test that hangs
+        while not list(tmp_path.glob("runs/*.json")):
+            assert child.poll() is None, child.communicate()[1][-3000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to all of them
+        _, err = child.communicate(timeout=120)
+        # Python's resource tracker ends by itself, a moment after its parent.
+        while living(child.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        left = living(child.pid)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+    assert child.returncode == 130, err[-3000:]
+    assert "Traceback" not in err
+    assert left == []
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            assert path.suffix == ".json", path
+            json.loads(path.read_text())
