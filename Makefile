@@ -1,8 +1,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup peers browser lint format test docs demo duel audit reproduce \
-	beyond chaos bench clean
+# Tests of what Flower calls, and of what we call in Flower.
+FLOWER := tests/client tests/server tests/flower tests/grids tests/deployment \
+	tests/simulations/test_engines.py tests/simulations/test_deployment.py \
+	tests/test_examples.py
+
+.PHONY: help setup peers browser lint format check test compat docs demo duel audit \
+	reproduce beyond chaos bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -25,14 +30,33 @@ format: setup ## Rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Reports are tested in a real browser.
+check: lint ## While you write: lint, and all tests that start no process
+	$(BIN)/pytest -q -n 2 -m 'not process'
+
+# Reports and pages are tested in a real browser.
 browser:
-	@command -v chromium || command -v google-chrome || \
+	@command -v chromium > /dev/null || command -v google-chrome > /dev/null || \
 		{ apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; }
 
 # One process more than two processors: tests of real federations mostly wait.
-test: setup browser ## All tests
+test: setup browser ## Before you commit: all tests
 	$(BIN)/pytest -q -n 3
+
+# Both live in folders of their own, so that .venv stays what constraints.txt says. The
+# newest flwr comes without its dependencies: its pins may exclude those of the others.
+compat: setup .venv/lowest/ready ## Before a release: the newest flwr, the lowest versions
+	rm -rf .venv/newest
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target .venv/newest flwr
+	PYTHONPATH=$(CURDIR)/.venv/newest $(BIN)/pytest -q -n 3 $(FLOWER)
+	.venv/lowest/bin/pytest -q -n 3 $(FLOWER) tests/aggregation tests/privacy
+
+.venv/lowest/ready: .venv/ready tests/lowest.py
+	$(PYTHON) -m venv .venv/lowest
+	$(BIN)/python tests/lowest.py > .venv/lowest/pins.txt
+	.venv/lowest/bin/pip install --quiet --disable-pip-version-check \
+		-r .venv/lowest/pins.txt hypothesis nbclient ipykernel pytest pytest-xdist
+	.venv/lowest/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
 
 # Not --quiet, which hides warnings from --strict.
 docs: setup ## The documentation, as pages in outputs/docs

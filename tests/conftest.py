@@ -10,6 +10,8 @@ from hypothesis import settings
 
 from tests.phishing import StandIn, write_stand_in
 
+pytest_plugins = ["tests.guard"]
+
 # Small steps on two threads of a shared machine are many times slower than on one.
 torch.set_num_threads(1)
 

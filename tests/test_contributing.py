@@ -53,6 +53,7 @@ def test_a_rule_and_an_attack_are_one_file_one_yaml_one_test() -> None:
     assert rooms == [("flwr_safedshb", ".py"), ("conf", ".yaml"), ("tests", ".py")] * 2
 
 
+@pytest.mark.process
 def test_their_tests_pass_and_so_do_those_that_all_share(copy: Path) -> None:
     files = (
         "aggregation/test_medoid",
@@ -81,6 +82,7 @@ def test_their_tests_pass_and_so_do_those_that_all_share(copy: Path) -> None:
         assert expected in passed, out[-3000:]
 
 
+@pytest.mark.process
 def test_both_run_in_an_experiment(copy: Path) -> None:
     overrides = ["aggregation=medoid", "attack=corner", "steps=2", "hydra.run.dir=out"]
     out = ran(copy, "-m", "simulations.run", *overrides)
@@ -91,6 +93,7 @@ def test_both_run_in_an_experiment(copy: Path) -> None:
     assert [len(nodes) for nodes in record["rounds"]["left_out"]] == [6, 6]
 
 
+@pytest.mark.process
 def test_both_are_listed(copy: Path) -> None:
     script = "from flwr_safedshb.cli import main; main(['{}', '--json'])"
     for command, name in (("rules", "Medoid()"), ("attacks", "Corner")):
@@ -98,6 +101,7 @@ def test_both_are_listed(copy: Path) -> None:
         assert name in {row[command.removesuffix("s")] for row in rows}
 
 
+@pytest.mark.process
 def test_they_are_written_as_the_rest_is(copy: Path) -> None:
     python = [name for name in BLOCKS if name.endswith(".py")]
     ran(copy, "-m", "ruff", "check", *python)

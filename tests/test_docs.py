@@ -41,6 +41,7 @@ class Loaded(HTMLParser):
             self.found.append(given.get("href", ""))
 
 
+@pytest.mark.process
 def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
     pages = sorted(site.glob("*.html"))
     assert len(pages) >= 18
@@ -56,6 +57,7 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
         assert not re.search(r"url\(['\"]?(https?:)?//", sheet.read_text()), sheet
 
 
+@pytest.mark.process
 def test_the_reference_has_every_public_name(site: Path) -> None:
     import flwr_safedshb
 
@@ -90,6 +92,7 @@ def rendered(address: str, profile: Path) -> str:
     return ran.stdout
 
 
+@pytest.mark.process
 def test_the_search_box_finds_pages_opened_from_a_disk(
     site: Path, tmp_path: Path
 ) -> None:
@@ -109,6 +112,7 @@ WIDTH = """<iframe id="page" src="{page}" width="{width}" height="900"></iframe>
 }}, 300))</script>"""
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("page", ["index", "concepts", "privacy", "api"])
 def test_no_page_is_wider_than_its_screen(

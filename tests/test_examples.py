@@ -6,10 +6,12 @@ from pathlib import Path
 
 import nbclient
 import nbformat
+import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
+@pytest.mark.process
 def test_red_teaming_prints_its_table() -> None:
     folder = EXAMPLES / "red-team"
     ran = subprocess.run(
@@ -39,6 +41,7 @@ def test_red_teaming_prints_its_table() -> None:
     assert sum(map(bool, lines)) <= 20
 
 
+@pytest.mark.process
 def test_the_notebook_runs_and_draws() -> None:
     path = EXAMPLES / "notebook" / "round.ipynb"
     notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]

@@ -188,6 +188,7 @@ def modules_after(statement: str) -> set[str]:
     return set(run.stdout.split())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [

@@ -36,6 +36,7 @@ def modules_after(script: str) -> set[str]:
     return set(run.stdout.split())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "script",
     ["from flwr_safedshb import SafeDSHBClient, client_app", STEP],

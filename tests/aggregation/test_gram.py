@@ -110,6 +110,7 @@ print((after - before) * 1024 / (4 * d))
 """
 
 
+@pytest.mark.process
 def test_extra_memory_is_one_and_a_half_models() -> None:
     output = subprocess.run(
         [sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True

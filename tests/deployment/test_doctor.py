@@ -334,6 +334,7 @@ def asked(server: HTTPServer, shown: Credentials, trusted: Path) -> list[Check]:
     return checks
 
 
+@pytest.mark.process
 def test_the_way_to_the_superlink(
     served: tuple[HTTPServer, Credentials], tmp_path: Path
 ) -> None:
@@ -347,6 +348,7 @@ def test_the_way_to_the_superlink(
     )
 
 
+@pytest.mark.process
 def test_an_expired_certificate_or_an_unknown_one_fails(tmp_path: Path) -> None:
     expired = Credentials(tmp_path / "expired", days=-1)
     with HTTPServer(("127.0.0.1", 0), Answer) as server:
@@ -361,6 +363,7 @@ def test_an_expired_certificate_or_an_unknown_one_fails(tmp_path: Path) -> None:
     assert check_expiry("Nov 20 00:00:00 2026 GMT", 1.7947e9).verdict == "warning"
 
 
+@pytest.mark.process
 def test_the_key_of_a_node(tmp_path: Path) -> None:
     key = Credentials(tmp_path / "credentials").node_key("node")
     assert check_key(key).verdict == "ok"

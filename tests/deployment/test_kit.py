@@ -125,7 +125,7 @@ READY = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_guide_brings_up_a_federation_that_trains(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     said: dict[str, str] = {}
@@ -205,6 +205,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
+@pytest.mark.process
 def test_credentials_are_secret_valid_and_never_overwritten(tmp_path: Path) -> None:
     folder = tmp_path / "server"
     old = os.umask(0o000)  # whatever the user's is
@@ -238,6 +239,7 @@ def test_credentials_are_secret_valid_and_never_overwritten(tmp_path: Path) -> N
     assert {path: path.read_bytes() for path in folder.iterdir()} == content
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -260,6 +262,7 @@ def test_credentials_that_make_no_sense(
     assert list(tmp_path.rglob("*")) == []
 
 
+@pytest.mark.process
 def test_a_bad_address_leaves_no_half_of_a_certificate(tmp_path: Path) -> None:
     made("ca", str(tmp_path))
     before = set(tmp_path.iterdir())

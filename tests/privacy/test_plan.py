@@ -124,6 +124,7 @@ def test_statement_names_sampler_adjacency_and_accountant() -> None:
     assert "replace-one" in str(make().statement(1, 1e-4))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("module", "absent"),
     [

@@ -326,7 +326,7 @@ SCRIPT = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_kill_9_and_resume_with_real_clients_and_ledgers(tmp_path: Path) -> None:
     """Killed in the middle of rounds, twice; momentum comes from the state-dirs."""
     command = [sys.executable, "-c", textwrap.dedent(SCRIPT)]

@@ -155,7 +155,6 @@ def random_records(rng: np.random.Generator, layers: Layers) -> RecordDict:
     return content
 
 
-@pytest.mark.slow
 def test_ten_thousand_random_replies(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("CRITICAL", "flwr")  # to format the log takes most of the time
     rng = np.random.default_rng(20230)

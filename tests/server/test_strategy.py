@@ -528,6 +528,7 @@ def test_summary_names_the_settings(caplog: pytest.LogCaptureFixture) -> None:
     assert "Weighted" not in caplog.text
 
 
+@pytest.mark.process
 def test_the_server_side_needs_neither_torch_nor_ray_nor_hydra() -> None:
     code = (
         "import sys, flwr_safedshb.server.strategy, flwr_safedshb.grids.in_process;"

@@ -26,7 +26,7 @@ from tests.linear import PLAN, ROUNDS, momentum
 NODES = 4
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_deployment_trains_and_ledgers_hold_what_was_released(tmp_path: Path) -> None:
     folder, steps = tmp_path / "flower", 3
     overrides = [
@@ -66,7 +66,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_hostile_node_and_a_node_killed_in_a_step(tmp_path: Path) -> None:
     """Node 3 sends what no honest client does; node 0 dies after its second charge."""
     folder = tmp_path / "flower"
@@ -159,6 +159,7 @@ def living(home: Path) -> list[str]:
     return found
 
 
+@pytest.mark.process
 def test_a_terminated_run_leaves_no_process_of_its_federation(tmp_path: Path) -> None:
     script = """if True:
         import sys, time

@@ -89,6 +89,7 @@ def test_run_prints_every_rule_and_writes_its_settings(
     assert written["results"]["SMEA"]["far cluster"] < duel.FAIR
 
 
+@pytest.mark.process
 def test_needs_no_torch() -> None:
     script = "import simulations.studies.duel, sys; print('torch' in sys.modules)"
     done = subprocess.run(

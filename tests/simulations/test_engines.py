@@ -34,14 +34,14 @@ def test_same_seed_same_bytes(in_process: Progress) -> None:
     assert set(in_process.evaluate_serverapp) == {0, 4}
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_ray_gives_the_same_model_bit_for_bit(in_process: Progress) -> None:
     progress = run([*SMALL, "engine=ray"])
     assert model_bytes(progress) == model_bytes(in_process)
     assert progress.evaluate_serverapp == in_process.evaluate_serverapp
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_flwr_run_from_the_repository_gives_the_same_model(
     in_process: Progress, tmp_path: Path
 ) -> None:

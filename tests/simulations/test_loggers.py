@@ -81,6 +81,7 @@ def test_an_earlier_log_is_replaced_and_others_stay(
     assert other.is_dir()
 
 
+@pytest.mark.process
 def test_the_config_chooses(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "simulations.run", *OVERRIDES, "logger=csv"]
     ran = subprocess.run(

@@ -142,6 +142,7 @@ PROBE = """<script>addEventListener("load", () => {
 })</script></body>"""
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["run", "sweep"])
 def test_a_browser_shows_it_without_scrolling_sideways(

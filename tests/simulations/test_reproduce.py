@@ -60,6 +60,7 @@ def test_the_papers_settings() -> None:
     assert "Average" in str(plain["aggregation"])
 
 
+@pytest.mark.process
 def test_only_what_is_missing_is_run(tmp_path: Path) -> None:
     work = Sweep(tmp_path, CASES, TINY)
     assert work.missing() == list(CASES)
@@ -132,6 +133,7 @@ def test_label_flippers_are_clients_whose_replies_pass(tmp_path: Path) -> None:
     assert torch.equal(1 - honest.examples[1], hostile.examples[1])
 
 
+@pytest.mark.process
 def test_a_run_that_fails_is_told_and_stops_no_other(tmp_path: Path) -> None:
     wrong = Case("low", "no-such-rule", "alie", 1)
     work = Sweep(tmp_path, (wrong, CASES[0]), TINY)
@@ -141,7 +143,7 @@ def test_a_run_that_fails_is_told_and_stops_no_other(tmp_path: Path) -> None:
     assert work.missing() == [wrong]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_killed_half_way_it_leaves_no_process_and_whole_files(tmp_path: Path) -> None:
     given = ["--output", str(tmp_path), "--regimes", "low", "--seeds", "1"]
     given += ["--workers", "1", "--set", *TINY]

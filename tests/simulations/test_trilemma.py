@@ -174,6 +174,7 @@ def test_a_small_study(tmp_path: Path) -> None:
     assert "within 0.25: yes" in (tmp_path / "trilemma.md").read_text()
 
 
+@pytest.mark.process
 def test_the_command_runs_a_study(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "simulations.run", "experiment=convergence"]
     command += ["study.steps=64", "study.fit_from=16", "study.num_seeds=2"]

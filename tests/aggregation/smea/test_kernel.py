@@ -150,7 +150,7 @@ for seed in range(12):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_numpy_and_compiled_search_give_the_same_answers() -> None:
     outputs = [
         subprocess.run(

@@ -83,7 +83,6 @@ def test_many_at_once_are_weighed_as_one_by_one(n: int, f: int) -> None:
     assert SMEA().weigh_many(grams[:0], f).shape[0] == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("n", [14, 15])
 def test_larger_searches_agree_with_brute_force(n: int) -> None:
     for seed in range(2):
@@ -202,7 +201,6 @@ def circle(n: int) -> Floats:
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("x", "f"),
     [
@@ -233,7 +231,6 @@ def test_inputs_made_to_defeat_the_search_end_with_a_certificate(
     assert result.lower_bound <= best * (1 + 1e-9)
 
 
-@pytest.mark.slow
 def test_colluders_that_send_the_same_do_not_multiply_the_work() -> None:
     """Which of ten equal vectors to leave out is one question, not 2^10."""
     rng = np.random.default_rng([1, 0])

@@ -213,6 +213,7 @@ def write_until_killed(path: Path, released: Path) -> None:
         time.sleep(0.0005)  # a gap, so that the other processes get their turn
 
 
+@pytest.mark.process
 def test_kill_at_any_moment_never_hides_a_release(path: Path) -> None:
     rng = random.Random(0)
     Ledger(path, 1e6, DELTA)
@@ -264,6 +265,7 @@ def charge_all(path: Path, plan: PrivacyPlan, taken: Path) -> None:
         taken.write_text(str(count))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("plans", [(PLAN, PLAN), (PLAN, OTHER)])
 def test_two_processes_cannot_both_take_the_last_step(
     path: Path, plans: tuple[PrivacyPlan, PrivacyPlan]
@@ -291,6 +293,7 @@ def create_and_charge(path: Path) -> None:
     Ledger(path, 5.0, DELTA).charge(CHEAP)
 
 
+@pytest.mark.process
 def test_processes_that_create_at_once_share_one_ledger(path: Path) -> None:
     run_together(
         *(fresh.Process(target=create_and_charge, args=(path,)) for _ in range(4))
@@ -299,6 +302,7 @@ def test_processes_that_create_at_once_share_one_ledger(path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
+@pytest.mark.process
 def test_forked_child_uses_a_connection_of_its_own(path: Path) -> None:
     ledger = Ledger(path, 5.0, DELTA)
     ledger.charge(CHEAP)
@@ -349,6 +353,7 @@ def charge_on_a_full_disk(path: Path, released: Path) -> None:
     released.write_text(str(count + 1))
 
 
+@pytest.mark.process
 def test_full_disk_is_a_clear_error_and_no_undercount(path: Path) -> None:
     Ledger(path, 50.0, DELTA)
     log = path.with_suffix(".released")

@@ -111,6 +111,7 @@ def test_copies_of_the_secure_source_never_repeat_it() -> None:
     assert len(draws) == len(twins)
 
 
+@pytest.mark.process
 def test_forked_processes_never_repeat_the_secure_source() -> None:
     source = SecureRandomness()
     source.gaussian(8, 1.0)

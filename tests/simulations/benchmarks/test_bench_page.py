@@ -125,6 +125,7 @@ def test_regression_is_seen() -> None:
     assert history.comparison(None, now) is None
 
 
+@pytest.mark.process
 def test_entry_says_where_it_comes_from() -> None:
     made = history.entry({"step": {"a": 1.0}})
     assert made.machine.endswith("cores")
@@ -153,6 +154,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.process
 def test_all_benchmarks_run_and_only_a_record_is_kept(
     fake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,6 +202,7 @@ def test_a_page_is_looked_at_before_the_benchmarks(tmp_path: Path, fake: Path) -
     assert not out.exists()
 
 
+@pytest.mark.process
 def test_failed_benchmark_fails_the_command_and_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: Path
 ) -> None:
@@ -211,6 +214,7 @@ def test_failed_benchmark_fails_the_command_and_is_not_kept(
     assert "startup failed" in (tmp_path / "index.html").read_text()
 
 
+@pytest.mark.process
 def test_a_stale_file_is_no_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

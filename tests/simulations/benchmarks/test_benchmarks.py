@@ -276,6 +276,7 @@ def test_measure_asks_rivals_and_compares_answers() -> None:
     assert result.prices["brute force"].found is True
 
 
+@pytest.mark.process
 def test_processes_answer_with_figures() -> None:
     (seconds,) = ask("isotropic", 7, 3, 8, NUMBA_DISABLE_JIT="1")
     assert seconds > 0.0

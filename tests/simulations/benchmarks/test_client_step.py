@@ -91,6 +91,7 @@ def test_start_is_measured_against_the_floor(monkeypatch: pytest.MonkeyPatch) ->
     assert not outcome.checks[0].holds
 
 
+@pytest.mark.process
 def test_processor_seconds_are_those_of_the_process() -> None:
     # A process that waits does not work; Python's own start is some hundredths.
     assert startup.processor_seconds("import time; time.sleep(1.0)") < 0.9

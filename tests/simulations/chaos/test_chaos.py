@@ -227,6 +227,7 @@ def test_the_band_tells_training_from_no_defence(
     assert band.measured(SEED, steps, runs=2).mean > normal.limit
 
 
+@pytest.mark.process
 def test_a_disk_that_a_killed_run_has_left_is_taken_away(tmp_path: Path) -> None:
     folder = tmp_path / "of a run"
     script = """if True:
@@ -246,7 +247,7 @@ def test_a_disk_that_a_killed_run_has_left_is_taken_away(tmp_path: Path) -> None
 SHORT = {"hostile": 0, "unregistered-key": 0, "killed-after": 1, "corrupt-ledger": 2}
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_short_suite(tmp_path: Path) -> None:
     """Four faults, and every check after them, on a real federation."""
     faults = [
