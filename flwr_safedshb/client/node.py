@@ -19,7 +19,7 @@ from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.policy import NodePolicy
 
 LEDGER_NAME = "safedshb.sqlite"
-# Keys of a node's config that are no rules of its policy.
+# Keys that a node's config may hold beside the rules of its policy.
 NODE_KEYS = ("partition-id", "num-partitions", "state-dir", "approved-apps")
 
 
