@@ -180,3 +180,37 @@ def test_all_that_is_needed_at_run_time_is_pinned_and_is_what_runs() -> None:
         assert metadata.version(name).split("+")[0] == pinned[name].split("+")[0], name
         waiting += map(Requirement, metadata.requires(name) or ())
     assert len(seen) > 40
+
+
+# The benchmarks' peers, which `make peers` installs; what is not there is left out.
+OPTIONAL = {"byzfl", "byzpy"}
+# Which lists of pyproject.toml each room may import from.
+ROOMS = {
+    "flwr_safedshb": ("compiled",),
+    "simulations": ("compiled", "simulation", "tensorboard"),
+    "tests": ("compiled", "simulation", "tensorboard", "docs", "dev"),
+}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_import_is_declared(room: str) -> None:
+    """A package that only another one brings may be gone with its next version."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    texts = list(project["dependencies"])
+    for extra in ROOMS[room]:
+        texts += project["optional-dependencies"][extra]
+    declared = {plain(Requirement(text).name) for text in texts}
+    imported: set[str] = set()
+    for path in (ROOT / room).rglob("*.py"):
+        for item in ast.walk(ast.parse(path.read_text())):
+            if isinstance(item, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in item.names}
+            elif isinstance(item, ast.ImportFrom) and item.level == 0:
+                imported.add(str(item.module).split(".")[0])
+    found = metadata.packages_distributions()
+    strangers = {
+        name
+        for name in imported - set(sys.stdlib_module_names) - set(ROOMS)
+        if not {plain(owner) for owner in found.get(name, ())} & declared
+    }
+    assert strangers <= OPTIONAL

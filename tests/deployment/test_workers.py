@@ -161,6 +161,7 @@ print("forked")
 """
 
 
+@pytest.mark.process
 def test_the_nursery_forks_a_process_for_each_worker() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
@@ -173,6 +174,7 @@ def test_the_nursery_forks_a_process_for_each_worker() -> None:
     assert done.stdout == "forked\n"
 
 
+@pytest.mark.process
 def test_an_import_that_fails_is_seen_and_not_waited_for() -> None:
     script = (
         "from flwr_safedshb.deployment import workers; "
@@ -186,6 +188,7 @@ def test_an_import_that_fails_is_seen_and_not_waited_for() -> None:
     assert "workers cannot be started" in done.stderr
 
 
+@pytest.mark.process
 def test_a_nursery_ends_with_its_foreman() -> None:
     script = (
         "from flwr_safedshb.deployment import workers; workers._IMPORTED = (); "

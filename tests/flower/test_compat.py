@@ -71,6 +71,7 @@ def test_a_flower_that_is_not_as_known_is_told(
     assert "install flwr" in str(caught.value)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "loss",
     [
