@@ -78,6 +78,7 @@ def test_only_what_is_missing_is_run(tmp_path: Path) -> None:
     assert work.missing() == [CASES[1]]
 
 
+@pytest.mark.process
 def test_the_same_folder_for_two_configurations_holds_the_result_of_the_second(
     tmp_path: Path,
 ) -> None:
