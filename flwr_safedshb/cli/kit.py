@@ -1,7 +1,8 @@
 """Write the deployment kit into a folder: credentials, a node's file, services.
 
-safedshb kit ~/federation/kit
-~/federation/kit/credentials.sh ca ~/federation/server
+For example:
+  safedshb kit ~/federation/kit
+  ~/federation/kit/credentials.sh ca ~/federation/server
 """
 
 from __future__ import annotations
