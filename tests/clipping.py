@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients, Loss
-from flwr_safedshb.privacy.plan import Clipping
+from flwr_safedshb.privacy.clipping.passes import Together
 
 cross_entropy = functools.partial(functional.cross_entropy, reduction="none")
 
@@ -43,24 +43,12 @@ def assert_close(
         assert float((m - t).abs().max()) <= tolerance
 
 
-def summed(
-    model: nn.Module,
-    loss: Loss,
-    clip_norm: float,
-    path: str,
-    max_examples: int | None = None,
-) -> ClippedGradients:
-    """Sum by the path that a model takes by itself ("closed"), or by hooks."""
-    clipping: Clipping = "ghost" if path == "ghost" else "per-example"
-    sums = ClippedGradients(model, loss, clip_norm, clipping, max_examples)
-    if path != "closed":
-        sums._forms = []
-    return sums
-
-
-def path_of(sums: ClippedGradients) -> str:
-    """Name the path that the last call took."""
-    return type(sums._path).__name__
+def way_of(sums: ClippedGradients) -> str:
+    """Name the way that the examples of the last new shape go through the model."""
+    *_, path = sums._paths.values()
+    if not isinstance(path, Together):
+        return "alone"
+    return "plain" if path._plain else "vmap"
 
 
 class OwnForward(nn.Module):

@@ -30,9 +30,12 @@ from flwr_safedshb.client.step import Step, take_step
 from flwr_safedshb.exchange.arrays import Arrays, read, written
 from flwr_safedshb.exchange.model import ModelArrays
 from flwr_safedshb.flower.compat import Mod, objection, refilled
-from flwr_safedshb.privacy.clipping.checks import UnsupportedModelError
-from flwr_safedshb.privacy.clipping.gradients import ClippedGradients, Loss
-from flwr_safedshb.privacy.gaussian import Data, PrivateDataError
+from flwr_safedshb.privacy.clipping.gradients import (
+    ClippedGradients,
+    Loss,
+    UnsupportedModelError,
+)
+from flwr_safedshb.privacy.gaussian import Data
 from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted, LedgerError
 from flwr_safedshb.privacy.plan import Clipping, PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import Randomness, SecureRandomness
@@ -197,7 +200,7 @@ def refusal(error: Exception) -> RefusedError:
         case LedgerError():
             log(ERROR, "%s", error)
             text = "the privacy ledger of this node cannot be used"
-        case PrivateDataError() | UnsupportedModelError():
+        case UnsupportedModelError():
             text = str(error)
         case _:
             log(ERROR, "The step failed", exc_info=error)

@@ -15,7 +15,7 @@ import numpy as np
 from flwr_safedshb.client.momentum import keep, recall
 from flwr_safedshb.client.node import keep_to_budget
 from flwr_safedshb.exchange.arrays import Arrays
-from flwr_safedshb.privacy.gaussian import Draw, Vector, private_gradients
+from flwr_safedshb.privacy.gaussian import Draw, Vector, prepare, private_gradients
 
 if TYPE_CHECKING:
     from flwr_safedshb.client.client import SafeDSHBClient
@@ -39,7 +39,11 @@ def take_step(client: SafeDSHBClient, step: Step, parameters: Arrays) -> Arrays:
 
 
 def charge(client: SafeDSHBClient, step: Step) -> None:
-    """Charge the node's ledger, so that a crash may waste budget and hides nothing."""
+    """Charge the node's ledger, so that a crash may waste budget and hides nothing.
+
+    A model that cannot be trained privately is refused first, and costs nothing.
+    """
+    prepare(client.gradients, client.dataset)
     if client.ledger is not None:
         client.ledger.charge(client.plan, run=step.session)
     else:

@@ -33,9 +33,9 @@ class BatchedGrid(InProcessGrid):
 
     It takes the same arguments. What each node replies is what it would reply alone, up
     to the order in which floating-point sums are rounded: the same bytes for the same
-    seed, but not those of other engines. Clients whose models have no closed-form
-    gradients, or whose batches differ in size, train one by one; so do all clients of
-    an app that does not come from `client_app`.
+    seed, but not those of other engines. Clients whose
+    batches differ in size train one by one; so do all clients of an app that does not
+    come from `client_app`.
     """
 
     def answer(self, messages: list[Message]) -> list[Message]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import cast
 
@@ -18,11 +18,9 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from flwr_safedshb.privacy.clipping.gradients import (
-    ClippedGradients,
-    Loss,
-    UnsupportedModelError,
-)
+from flwr_safedshb.privacy.clipping.batches import Batch, joined, leaves, rows, spec
+from flwr_safedshb.privacy.clipping.gradients import ClippedGradients, Loss
+from flwr_safedshb.privacy.clipping.losses import log_unusable
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import Randomness, rounded
 from flwr_safedshb.privacy.samplers import sample
@@ -31,14 +29,11 @@ Example = tuple[torch.Tensor, torch.Tensor]
 Data = Dataset[Example] | tuple[torch.Tensor, torch.Tensor]
 Vector = npt.NDArray[np.float32]
 Layers = list[Vector]
+Drawn = tuple[Batch, Batch, torch.Tensor | None]
 
 # Values that get their noise at a time: few, so that they stay in the cache and the
 # noise takes little memory beside the model.
 BLOCK = 2**16
-
-
-class PrivateDataError(RuntimeError):
-    """The step failed on private data; the text never says how."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +43,8 @@ class Draw:
     Attributes
     ----------
     dataset : Dataset of (input, target), or a pair of tensors of shape (m, ...)
-        The private examples; tensors and `TensorDataset` are indexed as a whole.
+        The private examples; tensors and `TensorDataset` are indexed as a whole. Their
+        number, and the shape and type of an example, are taken to be public.
     plan : PrivacyPlan
         ``num_examples`` must be the size of the dataset.
     randomness : Randomness
@@ -58,6 +54,22 @@ class Draw:
     dataset: Data
     plan: PrivacyPlan
     randomness: Randomness
+
+
+def prepare(gradients: ClippedGradients, dataset: Data) -> None:
+    """Refuse a model that cannot be trained privately on examples like these.
+
+    It works on made-up examples, and costs no privacy: a client asks before it charges
+    its budget for a step.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the model or the loss cannot be used, with the reason.
+    """
+    like = _like(dataset)
+    if like is not None:
+        gradients.prepare(*like)
 
 
 def private_gradient(
@@ -93,8 +105,9 @@ def private_gradients(
     """Sample, clip, average and add noise for every one of several clients.
 
     What a client gets depends on its own draw alone. Several that draw as many examples
-    go through the model as one batch if it has closed-form gradients; then each sum is
-    the same up to its rounding, in another order.
+    go through the model as one batch; then each sum is the same up to its rounding.
+    An example that cannot be read, or that the model or the loss cannot take,
+    contributes zero: whatever the examples are, there is an answer.
 
     Parameters
     ----------
@@ -115,28 +128,20 @@ def private_gradients(
 
     Raises
     ------
-    PrivateDataError
-        If reading the examples or differentiating the loss raised: the cause is
-        withheld because its text may quote the data. To see it, call
-        `ClippedGradients` on the examples, on the machine that may see them.
-    UnsupportedModelError
-        If the model or the loss has no per-example gradients.
+    UnsupportedModelError, ValueError
+        As `prepare`, or if arguments do not fit each other; nothing that depends on
+        the values of the examples.
     """
+    likes = []
     for draw in draws:
         _check(gradients, draw.dataset, draw.plan, weight_decay)
-    batches = [sample(draw.plan, draw.randomness) for draw in draws]
-    try:
-        # A warning may quote the data, and how often it comes may depend on them.
-        with warnings.catch_warnings(action="ignore"):
-            sums = _sums(gradients, [draw.dataset for draw in draws], batches)
-    except UnsupportedModelError:
-        raise  # says something about the model only
-    except Exception:
-        sums = None
-    if sums is None:  # outside the handler, so that no cause is attached
-        raise PrivateDataError(
-            "the gradient step failed on this client's examples; the cause is withheld "
-            "because it may quote them: call ClippedGradients on them locally to see it"
+        likes.append(like := _like(draw.dataset))
+        if like is not None:
+            gradients.prepare(*like)
+    # A warning may quote the data, and how often it comes may depend on them.
+    with warnings.catch_warnings(action="ignore"):
+        sums = _sums(
+            gradients, [_drawn(*pair) for pair in zip(draws, likes, strict=True)]
         )
     released = [_release(*pair) for pair in zip(sums, draws, strict=True)]
     if weight_decay:
@@ -174,38 +179,75 @@ def _tensors(dataset: Data) -> Sequence[torch.Tensor] | None:
     return None
 
 
-def _sums(
-    gradients: ClippedGradients,
-    datasets: Sequence[Data],
-    batches: Sequence[npt.NDArray[np.int64]],
-) -> list[npt.NDArray[np.floating]]:
-    """Return the clipped sum of each batch, (d,), all parameters in a row."""
-    sizes = {len(batch) for batch in batches}
-    if len(batches) > 1 and len(sizes) == 1 and sizes != {0}:
-        examples = [_chosen(*pair) for pair in zip(datasets, batches, strict=True)]
-        inputs, targets = (torch.cat(parts) for parts in zip(*examples, strict=True))
-        grouped = gradients.grouped(inputs, targets, len(batches))
-        if grouped is not None:
-            rows = [layer.flatten(1).cpu().numpy() for layer in grouped]
-            return list(np.concatenate(rows, axis=1))
-    return [
-        np.concatenate([_flat(layer) for layer in gradients(*_chosen(*pair))])
-        for pair in zip(datasets, batches, strict=True)
-    ]
+def _like(dataset: Data) -> tuple[Batch, Batch] | None:
+    """Return inputs and targets with the shape and type that examples have.
 
-
-def _chosen(dataset: Data, batch: npt.NDArray[np.int64]) -> Example:
-    """Return inputs and targets of a batch."""
+    Of a dataset that is read one by one, what most of the first three examples that can
+    be read have: an odd one among them decides nothing. None if none can be read.
+    """
     tensors = _tensors(dataset)
     if tensors is not None:
-        chosen = torch.from_numpy(batch)
-        inputs, targets = (t.index_select(0, chosen.to(t.device)) for t in tensors)
-    elif len(batch):
-        examples = cast(Dataset[Example], dataset)
-        inputs, targets = default_collate([examples[int(index)] for index in batch])
-    else:
-        inputs = targets = torch.empty(0)
+        return tensors[0], tensors[1]
+    found: list[tuple[Batch, Batch]] = []
+    for index in range(len(cast(Sized, dataset))):
+        example = _read(dataset, index)
+        found += [] if example is None else [example]
+        if len(found) == 3:
+            break
+    if not found:
+        return None
+    kinds = [spec(*example) for example in found]
+    return found[kinds.index(max(kinds, key=kinds.count))]
+
+
+def _read(dataset: Data, index: int) -> tuple[Batch, Batch] | None:
+    """Return an example as a batch of one; None if it cannot be read."""
+    try:
+        inputs, targets = default_collate([cast(Dataset[Example], dataset)[index]])
+    except Exception as error:
+        log_unusable(1, error)
+        return None
     return inputs, targets
+
+
+def _drawn(draw: Draw, like: tuple[Batch, Batch] | None) -> Drawn | None:
+    """Sample a batch: its inputs, its targets, and which of them count, if any.
+
+    An example that cannot be read, or that is unlike the others in shape or type, keeps
+    its place in the batch, which another then fills.
+    """
+    batch = sample(draw.plan, draw.randomness)
+    tensors = _tensors(draw.dataset)
+    if tensors is not None:
+        chosen = torch.from_numpy(batch)
+        x, y = (t.index_select(0, chosen.to(t.device)) for t in tensors)
+        return x, y, None
+    if like is None:
+        return None
+    read = [_read(draw.dataset, int(index)) for index in batch]
+    pairs = [like if p is None or spec(*p) != spec(*like) else p for p in read]
+    # One more, so that there is something to join, and away with it.
+    inputs = rows(joined([*(x for x, _ in pairs), like[0]]), slice(len(batch)))
+    targets = rows(joined([*(y for _, y in pairs), like[1]]), slice(len(batch)))
+    return inputs, targets, torch.tensor([pair is not like for pair in pairs])
+
+
+def _sums(
+    gradients: ClippedGradients, drawn: Sequence[Drawn | None]
+) -> list[npt.NDArray[np.floating]]:
+    """Return the clipped sum of each batch, (d,), all parameters in a row."""
+    some = [each for each in drawn if each is not None]
+    kinds = {(spec(x, y), len(leaves(y)[0]), good is None) for x, y, good in some}
+    if len(some) == len(drawn) > 1 == len(kinds):
+        inputs = joined([x for x, _, _ in some])
+        targets = joined([y for _, y, _ in some])
+        masks = [good for _, _, good in some if good is not None]
+        usable = torch.cat(masks) if masks else None
+        sums = gradients.grouped(inputs, targets, len(drawn), usable)
+        return list(sums.cpu().numpy())
+    nothing = torch.zeros(gradients.size)
+    vectors = [nothing if e is None else gradients.flat_sum(*e) for e in drawn]
+    return [vector.cpu().numpy() for vector in vectors]
 
 
 def _release(total: npt.NDArray[np.floating], draw: Draw) -> Vector:
@@ -222,5 +264,6 @@ def _release(total: npt.NDArray[np.floating], draw: Draw) -> Vector:
 
 
 def _flat(tensor: torch.Tensor) -> npt.NDArray[np.floating]:
-    """Return a view where the tensor is on the processor."""
-    return tensor.detach().cpu().numpy().reshape(-1)
+    # Through float32, which numpy has, unless it is wider.
+    wide = tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
+    return wide.cpu().numpy().reshape(-1)

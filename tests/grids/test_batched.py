@@ -93,16 +93,19 @@ def test_clients_do_go_through_the_model_at_once(
     grouped = ClippedGradients.grouped
 
     def count(
-        self: ClippedGradients, inputs: torch.Tensor, targets: torch.Tensor, n: int
-    ) -> list[torch.Tensor] | None:
-        sums = grouped(self, inputs, targets, n)
-        sizes.append(0 if sums is None else n)
-        return sums
+        self: ClippedGradients,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        n: int,
+        usable: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        sizes.append(n)
+        return grouped(self, inputs, targets, n, usable)
 
     monkeypatch.setattr(ClippedGradients, "grouped", count)
     model = nn.Linear(5, 1)
     train(BatchedGrid(make_app(model), N), model)
-    assert sizes == [0] + [N] * (STEPS - 1)  # the first step probes the model
+    assert sizes == [N] * STEPS
 
 
 def test_no_two_nodes_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from flwr_safedshb.privacy.clipping.gradients import (
 from flwr_safedshb.privacy.gaussian import (
     Data,
     Layers,
-    PrivateDataError,
+    prepare,
     private_gradient,
 )
 from flwr_safedshb.privacy.plan import Clipping, PrivacyPlan, Sampling
@@ -280,7 +280,7 @@ def transcript(
     root = logging.getLogger()
     level = root.level
     root.addHandler(handler)
-    root.setLevel(logging.DEBUG)
+    root.setLevel(logging.INFO)
     said = ""
     p = plan(clipping=clipping, batch_size=EXAMPLES)  # every example, every time
     net = model()
@@ -319,7 +319,7 @@ def adjacent(case: str, kind: str) -> Data:
 
 @both_paths
 @pytest.mark.parametrize("kind", ["items", "tensors"])
-def test_nothing_said_depends_on_the_data(
+def test_nothing_said_depends_on_values_and_no_error_on_the_data(
     clipping: Clipping, kind: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     said = {
@@ -327,17 +327,65 @@ def test_nothing_said_depends_on_the_data(
         for case in ("as it is", "large", "nan", "inf", "label 77", "label 88")
     }
     assert said["as it is"] == said["large"] == said["nan"] == said["inf"]
-    # torch's own error would quote the label; ours must say the same for both.
+    # The log of the node says that an example was left out, and never which value.
     assert said["label 77"] == said["label 88"]
-    assert "withheld" in said["label 77"]
-    assert "77" not in said["label 77"]
-    assert "None None" in said["label 77"]
+    assert "1 examples cannot be used" in said["label 77"]
+    assert "Traceback" not in said["label 77"]
 
 
-def test_error_of_the_model_is_not_withheld() -> None:
+class Unreadable(Items):
+    """Some examples cannot be read, or have another shape than the others."""
+
+    def __init__(self, bad: dict[int, str]) -> None:
+        super().__init__(*data())
+        self.bad = bad
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        match self.bad.get(index):
+            case "raises":
+                raise OSError("no such file")
+            case "shape":
+                return torch.zeros(7), self.targets[index]
+            case "type":
+                return self.inputs[index].double(), self.targets[index]
+            case "label":
+                return self.inputs[index], torch.tensor(77)
+        return super().__getitem__(index)
+
+
+@both_paths
+@pytest.mark.parametrize("how", ["raises", "shape", "type", "label"])
+@pytest.mark.parametrize("where", [0, 1, 17])
+def test_example_that_cannot_be_used_counts_as_zero_and_no_other_does(
+    how: str, where: int, clipping: Clipping
+) -> None:
+    p = plan(0.0, clipping=clipping, batch_size=EXAMPLES)
+    net, (inputs, targets) = model(), data()
+    keep = [i for i in range(EXAMPLES) if i != where]
+    expected = literal(net, inputs[keep], targets[keep], p)
+    found = private_gradient(
+        (net, LOSS), Unreadable({where: how}), p, SeededRandomness(0)
+    )
+    np.testing.assert_allclose(flat(found), expected, atol=1e-6)
+
+
+def test_whatever_the_examples_are_there_is_an_answer() -> None:
+    bad = dict.fromkeys(range(1, EXAMPLES), "raises")
+    p = plan(batch_size=3)
+    for seed in range(8):
+        found = private_gradient(
+            (model(), LOSS), Unreadable(bad), p, SeededRandomness(seed)
+        )
+        assert np.isfinite(flat(found)).all()
+
+
+def test_refusals_are_about_the_model_and_not_the_examples() -> None:
     with pytest.raises(UnsupportedModelError, match="one value per example"):
         private_gradient(
             (model(), nn.functional.cross_entropy), data(), plan(), SeededRandomness(0)
         )
-    with pytest.raises(PrivateDataError):
+    with pytest.raises(UnsupportedModelError, match="made-up"):
         private_gradient((nn.Linear(5, 3), LOSS), data(), plan(), SeededRandomness(0))
+    gradients = ClippedGradients(nn.Linear(5, 3), LOSS, 0.5)
+    with pytest.raises(UnsupportedModelError, match="made-up"):
+        prepare(gradients, data())

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import simulations.audit
+from flwr_safedshb.privacy.clipping.batches import Batch
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
@@ -53,11 +54,11 @@ def test_catches_the_sensitivity_of_a_removed_example(
 
 
 class Unclipped(ClippedGradients):
-    def __call__(
-        self, inputs: torch.Tensor, targets: torch.Tensor
-    ) -> list[torch.Tensor]:
+    def flat_sum(
+        self, inputs: Batch, targets: Batch, usable: torch.Tensor | None = None
+    ) -> torch.Tensor:
         clip_norm, self.clip_norm = self.clip_norm, 1e9
-        total = super().__call__(inputs, targets)
+        total = super().flat_sum(inputs, targets, usable)
         self.clip_norm = clip_norm
         return total
 

@@ -118,7 +118,8 @@ def test_gradients_are_those_of_each_example_alone(
             inputs, labels
         )
     for mine, right in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, right.reshape(mine.shape))
+        # The clip is lowered by what the sum may round: 7.2e-6 of it for six examples.
+        torch.testing.assert_close(mine, right.to(mine.dtype), rtol=5e-5, atol=1e-6)
 
 
 def test_the_loss_is_minus_the_log_of_the_probability() -> None:

@@ -1,43 +1,54 @@
-"""Whether a model and a loss have per-example gradients; asked before round 1."""
+"""Whether a model and a loss can be trained privately; asked before round 1.
+
+No private example and no weight of a server takes part: the examples are made up, of
+the shape and type of the data, and the weights are random.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.loss import _Loss
 
-from flwr_safedshb.privacy.clipping.layers import LayerChain
+from flwr_safedshb.privacy.clipping.batches import Batch, mapped, rows
+from flwr_safedshb.privacy.clipping.losses import PerExampleLoss, UnsupportedModelError
+from flwr_safedshb.privacy.clipping.passes import Alone, Pass, Together
+from flwr_safedshb.privacy.clipping.sums import MAX_CLIP, clipped_sums
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-class UnsupportedModelError(ValueError):
-    """The model or loss has no per-example gradients that could be bounded."""
+# Made-up examples: enough to see that one does not depend on another.
+_COUNT = 3
+_SEED = 20
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse a model that mixes examples or has layers without per-example gradients.
+    """Refuse a model with layers that mix examples, or with nothing to train.
 
     Raises
     ------
     UnsupportedModelError
-        With Opacus' explanation, and its remedy where it has one.
+        With the remedy.
     """
-    if not any(p.requires_grad for p in model.parameters()):
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
         raise UnsupportedModelError("the model has no parameter with requires_grad")
-    problems = [] if LayerChain.fits(model) else _opacus_problems(model)
+    if any(p.is_complex() for p in trained):
+        raise UnsupportedModelError("the model has complex parameters")
+    problems = []
     for module in model.modules():
-        # Opacus looks at trainable layers of the exact types only; a batch norm mixes
-        # examples without weights of its own too.
-        if isinstance(module, _BatchNorm) and not problems:
-            from opacus.validators.batch_norm import validate
-
-            problems += [str(error) for error in validate(module)]
+        if isinstance(module, _BatchNorm) and (
+            module.training or module.running_mean is None
+        ):
+            problems.append(
+                f"{type(module).__name__} mixes the examples of a batch; use GroupNorm "
+                "(opacus.validators.ModuleValidator.fix(model) puts it in), or freeze "
+                "the layer by its eval()"
+            )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and (
             module.scale_grad_by_freq or module.max_norm is not None or module.sparse
         ):
@@ -45,80 +56,153 @@ def check_model(model: nn.Module) -> None:
                 "an embedding with scale_grad_by_freq, max_norm or sparse has no "
                 "per-example gradient; turn these options off"
             )
-        if isinstance(module, _ConvNd) and _pads_otherwise(module):
-            problems.append(
-                f"a convolution with padding_mode={module.padding_mode!r} has its "
-                "gradients taken as if it padded with zeros; use "
-                "padding_mode='zeros', or pad in a layer before it (nn.CircularPad2d, "
-                "nn.ReflectionPad2d, nn.ReplicationPad2d)"
-            )
     if problems:
         raise UnsupportedModelError(
             "the model cannot be trained privately: "
             + "; ".join(dict.fromkeys(problems))
-            + ". opacus.validators.ModuleValidator.fix(model) replaces the layers it "
-            "knows a private substitute for"
         )
 
 
-def _opacus_problems(model: nn.Module) -> list[str]:
-    # Opacus is slow to import, and has nothing to say about layers with a formula.
-    from opacus.validators import ModuleValidator
-
-    from flwr_safedshb.privacy.clipping.hooks import PerExampleModule
-
-    training = copy.copy(model)  # shares everything but the flag that Opacus asks for
-    training.training = True
-    errors = [*ModuleValidator.validate(training), *PerExampleModule.validate(training)]
-    return [str(error) for error in errors]
+def training_copy(model: nn.Module) -> nn.Module:
+    """Return a copy in training mode, but for layers that must not be (batch norms)."""
+    module = copy.deepcopy(model).train()
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm):
+            layer.eval()
+    return module
 
 
-def _pads_otherwise(layer: _ConvNd) -> bool:
-    """Say if a weight is trained on inputs padded with other values than zeros.
+def best_pass(
+    model: nn.Module,
+    loss: PerExampleLoss,
+    like: tuple[Batch, Batch],
+    dtype: torch.dtype,
+) -> Pass:
+    """Return the best pass that gives examples the gradients that each has alone.
 
-    Opacus' formulas pad with zeros whatever the mode is: both paths would clip by the
-    norm of another gradient.
-    """
-    pads = layer.padding != "valid" and any(layer.padding)
-    return layer.padding_mode != "zeros" and pads and layer.weight.requires_grad
-
-
-def per_example_loss(loss: Loss) -> Loss:
-    """Turn a loss into one that returns a value per example.
+    Its module has random weights, and wants those of the model.
 
     Parameters
     ----------
-    loss : callable (outputs, targets) -> Tensor
-        Either any callable that returns one value per example, such as
-        ``functools.partial(F.cross_entropy, reduction="none")``, or a torch loss
-        module with any reduction: the reduction over the batch is dropped.
+    model, loss, dtype
+        See `Pass`.
+    like : (inputs, targets)
+        Only their shapes and types are looked at.
 
-    Returns
-    -------
-    callable (outputs, targets) -> Tensor of shape (k,)
-        Raises `UnsupportedModelError` if the loss does not give k values for k targets.
+    Raises
+    ------
+    UnsupportedModelError
+        If the model or the loss fails on made-up examples, or mixes them.
     """
-    if isinstance(loss, _Loss) and loss.reduction != "none":
-        weighted = isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
-        if isinstance(loss, nn.CTCLoss) or (
-            weighted and getattr(loss, "weight", None) is not None
-        ):
-            raise UnsupportedModelError(
-                f"{type(loss).__name__} with reduction={loss.reduction!r} divides by a "
-                "sum over the batch, which mixes examples; use reduction='none'"
-            )
-        loss = copy.copy(loss)
-        loss.reduction = "none"
+    with _undisturbed():
+        trial = training_copy(model)
+        _redraw(trial)
+        # Without dropout, so that there is something to compare.
+        still = copy.deepcopy(trial).eval()
+        examples, right = _tried(Alone(still, loss, dtype), like)
+        _refuse_mixing(still, loss, *examples)
+        failure: Exception | None = None
+        for kind in (Together, Alone):
+            try:
+                found = _each(kind(copy.deepcopy(still), loss, dtype), *examples)
+                best = kind(copy.deepcopy(trial), loss, dtype)
+                before = torch.get_rng_state()
+                _each(best, *examples)
+                best.random = not torch.equal(before, torch.get_rng_state())
+                if _close(found, right):
+                    return best
+            except Exception as error:
+                failure = error
+    raise _failed(failure)
 
-    def losses(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        values = loss(outputs, targets)
-        count = targets.shape[0]
-        if values.shape[:1] != (count,) or values.numel() != count:
-            raise UnsupportedModelError(
-                "the loss must return one value per example, a tensor of shape (k,) "
-                f"for k examples, got one with {values.dim()} axes; use "
-                "reduction='none' and reduce what is left within each example"
-            )
-        return values.reshape(count)
 
-    return losses
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Fix the random state, and keep torch from taking other ways without dropout."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.manual_seed(_SEED)
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _redraw(module: nn.Module) -> None:
+    """Give a module weights of its own, which no server chose."""
+    with torch.no_grad():
+        for p in module.parameters():
+            fan = p.numel() // len(p) if p.dim() > 1 else 1
+            p.copy_(torch.randn(p.shape) / math.sqrt(fan) + (p.dim() == 1))
+
+
+def _tried(
+    alone: Alone, like: tuple[Batch, Batch]
+) -> tuple[tuple[Batch, Batch], torch.Tensor]:
+    """Return examples that model and loss can take, and the gradient of each."""
+    failure: Exception | None = None
+    for words, classes in itertools.product((10, 2, 1), (10, 3, 2, 1)):
+        examples = _made_up(like[0], words), _made_up(like[1], classes, targets=True)
+        ones = [slice(i, i + 1) for i in range(_COUNT)]
+        try:
+            found = [alone.gradient(*(rows(p, one) for p in examples)) for one in ones]
+            return examples, torch.stack(found)
+        except UnsupportedModelError:
+            raise
+        except Exception as error:
+            failure = error
+    raise _failed(failure)
+
+
+def _made_up(like: Batch, numbers: int, targets: bool = False) -> Batch:
+    def made(tensor: torch.Tensor) -> torch.Tensor:
+        shape = (_COUNT, *tensor.shape[1:])
+        if not tensor.is_floating_point():
+            drawn = torch.randint(numbers, shape)
+        else:
+            drawn = torch.rand(shape) if targets else torch.randn(shape)
+        return drawn.to(tensor.device, tensor.dtype)
+
+    return mapped(made, like)
+
+
+def _each(path: Pass, inputs: Batch, targets: Batch) -> torch.Tensor:
+    """Return each example's gradient, (k, d)."""
+    path.settle(inputs, targets)
+    shape = _COUNT, 1, sum(p.numel() for p in path.places)
+    return clipped_sums(path.parts(inputs, targets), shape, MAX_CLIP, path.dtype)
+
+
+def _refuse_mixing(
+    module: nn.Module, loss: PerExampleLoss, inputs: Batch, targets: Batch
+) -> None:
+    """Refuse what would not train as its author meant: every example is alone here."""
+    alone = [
+        loss(module(rows(inputs, one)), rows(targets, one))
+        for one in (slice(i, i + 1) for i in range(_COUNT))
+    ]
+    together = loss(module(inputs), targets)
+    if not _close(together.unsqueeze(1), torch.cat(alone).unsqueeze(1)):
+        raise UnsupportedModelError(
+            "the model or the loss mixes the examples of a batch: their losses are not "
+            "those that each example has alone"
+        )
+
+
+def _close(found: torch.Tensor, right: torch.Tensor) -> bool:
+    """Compare rows, up to the rounding of deep models."""
+    tolerance = max(1e-2, torch.finfo(found.dtype).eps ** 0.5)
+    gap = torch.linalg.vector_norm(found - right, dim=1)
+    size = torch.linalg.vector_norm(right, dim=1)
+    return bool((gap <= tolerance * (size + 1e-3 * size.max())).all())
+
+
+def _failed(error: Exception | None) -> UnsupportedModelError:
+    if isinstance(error, UnsupportedModelError):
+        return error
+    text = " ".join(str(error).split())[:200]
+    return UnsupportedModelError(
+        "the model or the loss fails on made-up examples of the shape and type of the "
+        f"data: {type(error).__name__}: {text}"
+    )

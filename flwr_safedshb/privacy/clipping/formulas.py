@@ -1,13 +1,15 @@
-"""What each kind of layer makes of an example, by parameter.
+"""What each kind of layer makes of an example: the parts of its parameters.
 
-A formula takes the layer, its inputs and the gradients g of the losses for its outputs,
-both with examples on the first axis, and gives a `Part` for each parameter that is
-trained.
+A formula takes a layer and every use of it: what went in, and the gradients g of the
+losses for what came out. Their first axis is that of the k examples, or a multiple of
+it where a convolution or a group norm was given several images of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -15,137 +17,145 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
-from flwr_safedshb.privacy.clipping.parts import (
-    Held,
-    Outer,
-    Part,
-    Products,
-    Rooms,
-    Rows,
-)
-
-Parts = dict[str, Part]  # by the parameter's name
-Formula = Callable[[nn.Module, torch.Tensor, torch.Tensor, Rooms], Parts]
+from flwr_safedshb.privacy.clipping.parts import Held, Outer, Rows, Spread, formed
+from flwr_safedshb.privacy.clipping.sums import Part
 
 
-def _trained(layer: nn.Module, name: str) -> bool:
-    parameter = layer._parameters[name]
-    return parameter is not None and parameter.requires_grad
+@dataclass(frozen=True)
+class Seen:
+    """All uses of a layer in one pass.
+
+    Attributes
+    ----------
+    uses : sequence of (inputs, g)
+    count : int
+        k.
+    at : mapping from a parameter's name to a slice
+        Where those that are trained are in the sum.
+    dtype : torch.dtype
+        In which is summed.
+    room : callable (elements) -> Tensor, shape (elements,)
+        Memory for gradients that are formed.
+    """
+
+    uses: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    count: int
+    at: Mapping[str, slice]
+    dtype: torch.dtype
+    room: Callable[[int], torch.Tensor]
+
+    def rows(self, which: int) -> torch.Tensor:
+        """Return the inputs (0) or g (1) of all uses as (k, t, ...), t positions."""
+        found = [use[which].to(self.dtype) for use in self.uses]
+        split = [each.reshape(self.count, -1, each.shape[-1]) for each in found]
+        return _joined(split, 1)
 
 
-def _linear(
-    layer: nn.Module, inputs: torch.Tensor, g: torch.Tensor, rooms: Rooms
-) -> Parts:
-    parts: Parts = {}
-    if _trained(layer, "bias"):
-        parts["bias"] = Held(g.flatten(1, -2).sum(dim=1) if g.dim() > 2 else g)
-    if _trained(layer, "weight") and g.dim() == 2:
-        parts["weight"] = Outer(inputs, g)
-    elif _trained(layer, "weight"):
-        a, g = inputs.flatten(1, -2), g.flatten(1, -2)
-        parts["weight"] = Products(
-            lambda examples: a[examples].unsqueeze(1).mT,
-            g.unsqueeze(1).mT,
-            a.shape[2],
-            lambda g: g.squeeze(1).transpose(0, 1).flatten(1) @ a.flatten(0, 1),
-            lambda: rooms.room(layer, len(g), g),
-        )
-    return parts
+def _linear(layer: nn.Module, seen: Seen) -> list[Part]:
+    a, g = seen.rows(0), seen.rows(1)
+    return _weighted(seen, lambda some: a[some].mT.unsqueeze(1), g.mT.unsqueeze(1))
 
 
-def _convolution(
-    module: nn.Module, inputs: torch.Tensor, g: torch.Tensor, rooms: Rooms
-) -> Parts:
+def _convolution(module: nn.Module, seen: Seen) -> list[Part]:
     layer = cast(_ConvNd, module)
-    parts: Parts = {}
-    if _trained(layer, "bias"):
-        parts["bias"] = Held(g.flatten(2).sum(dim=2))
-    if _trained(layer, "weight"):
-        shape = layer.weight.shape
-        padded = functional.pad(inputs, layer._reversed_padding_repeated_twice)
-
-        def plain(weighted: torch.Tensor) -> torch.Tensor:
-            _, sums, _ = torch.ops.aten.convolution_backward(
-                weighted.reshape(g.shape),
-                padded,
-                layer.weight.detach(),
-                None,
-                layer.stride,
-                [0] * (g.dim() - 2),
-                layer.dilation,
-                False,
-                [0] * (g.dim() - 2),
-                layer.groups,
-                [False, True, False],
-            )
-            return cast(torch.Tensor, sums)
-
-        parts["weight"] = Products(
-            lambda examples: _windows(layer, padded[examples]),
-            torch.unflatten(g.flatten(2), 1, (layer.groups, -1)),
-            shape[1:].numel(),
-            plain,
-            lambda: rooms.room(layer, len(g), g),
-        )
-    return parts
+    pads = layer._reversed_padding_repeated_twice
+    images, returned = [], []
+    for x, g in seen.uses:
+        padded = functional.pad(x.to(seen.dtype), pads)
+        images.append(padded.reshape(seen.count, -1, *padded.shape[1:]))
+        # (k, images, channels, places) -> (k, groups, q, positions)
+        back = g.to(seen.dtype).reshape(seen.count, -1, g.shape[1], g[0, 0].numel())
+        shape = seen.count, layer.groups, g.shape[1] // layer.groups, -1
+        returned.append(back.transpose(1, 2).reshape(shape))
+    return _weighted(
+        seen,
+        lambda some: _joined([_windows(layer, x[some]) for x in images], 3),
+        _joined(returned, 3),
+    )
 
 
-def _windows(layer: _ConvNd, padded: torch.Tensor) -> torch.Tensor:
-    """Return what each output of a convolution sees: (k, groups, p, l)."""
+def _windows(layer: _ConvNd, images: torch.Tensor) -> torch.Tensor:
+    """Return what each output of a convolution sees, (k, groups, p, t).
+
+    Parameters
+    ----------
+    images : Tensor, shape (k, images, channels, ...)
+    """
     axes = range(len(layer.kernel_size))
-    seen = padded
+    seen = images
     for i in axes:
         width = layer.dilation[i] * (layer.kernel_size[i] - 1) + 1
-        seen = seen.unfold(2 + i, width, layer.stride[i])[..., :: layer.dilation[i]]
-    kernel = [2 + len(axes) + i for i in axes]
-    ordered = seen.permute(0, 1, *kernel, *(2 + i for i in axes))
-    rows = ordered.reshape(len(seen), layer.groups, -1, *seen.shape[2 : 2 + len(axes)])
-    return rows.flatten(3)
+        seen = seen.unfold(3 + i, width, layer.stride[i])[..., :: layer.dilation[i]]
+    kernel = [3 + len(axes) + i for i in axes]
+    ordered = seen.permute(0, 2, *kernel, 1, *(3 + i for i in axes))
+    positions = ordered.shape[2 + len(axes) :].numel()
+    return ordered.reshape(len(seen), layer.groups, -1, positions)
+
+
+def _weighted(seen: Seen, spread: Spread, g: torch.Tensor) -> list[Part]:
+    """Return the parts of a weight and its bias; see `formed` for the arguments."""
+    weight, bias = seen.at.get("weight"), seen.at.get("bias")
+    if weight is not None and g.shape[1] == g.shape[3] == 1:
+        inputs = spread(slice(None))[:, 0, :, 0]
+        return [Outer(inputs, g[:, 0, :, 0], weight, bias)]
+    parts: list[Part] = []
+    if bias is not None:
+        parts.append(Held(g.sum(dim=3).flatten(1), bias))
+    if weight is not None:
+        room = seen.room(seen.count * (weight.stop - weight.start))
+        parts.append(formed(spread, g, weight, room.view(seen.count, -1)))
+    return parts
+
+
+def _group_norm(module: nn.Module, seen: Seen) -> list[Part]:
+    layer = cast(nn.GroupNorm, module)
+    return _normed(
+        seen,
+        lambda x: functional.group_norm(x, layer.num_groups, eps=layer.eps),
+        lambda g: (
+            g.reshape(*g.shape[:2], -1).sum(dim=2).view(seen.count, -1, g.shape[1])
+        ),
+    )
+
+
+def _layer_norm(module: nn.Module, seen: Seen) -> list[Part]:
+    layer = cast(nn.LayerNorm, module)
+    shape = list(layer.normalized_shape)
+    return _normed(
+        seen,
+        lambda x: functional.layer_norm(x, shape, eps=layer.eps),
+        lambda g: g.reshape(seen.count, -1, math.prod(shape)),
+    )
 
 
 def _normed(
-    layer: nn.Module, g: torch.Tensor, normed: torch.Tensor, axes: tuple[int, ...]
-) -> Parts:
-    """Return the parts of a scale and a shift, by the axes that have one value each."""
-    others = [axis for axis in range(1, g.dim()) if axis not in axes]
-    parts: Parts = {}
-    if _trained(layer, "weight"):
-        scaled = g * normed
-        parts["weight"] = Held(scaled.sum(dim=others) if others else scaled)
-    if _trained(layer, "bias"):
-        parts["bias"] = Held(g.sum(dim=others) if others else g)
+    seen: Seen,
+    norm: Callable[[torch.Tensor], torch.Tensor],
+    split: Callable[[torch.Tensor], torch.Tensor],
+) -> list[Part]:
+    """Return the parts of a scale and a shift; `split` makes (k, t, n) of a use."""
+    parts: list[Part] = []
+    for name, at in seen.at.items():
+        each = [g * norm(x) if name == "weight" else g for x, g in seen.uses]
+        rows = _joined([split(g.to(seen.dtype)) for g in each], 1)
+        parts.append(Held(rows.sum(dim=1), at))
     return parts
 
 
-def _group_norm(
-    module: nn.Module, inputs: torch.Tensor, g: torch.Tensor, rooms: Rooms
-) -> Parts:
-    layer = cast(nn.GroupNorm, module)
-    normed = functional.group_norm(inputs, layer.num_groups, eps=layer.eps)
-    return _normed(layer, g, normed, (1,))
-
-
-def _layer_norm(
-    module: nn.Module, inputs: torch.Tensor, g: torch.Tensor, rooms: Rooms
-) -> Parts:
-    layer = cast(nn.LayerNorm, module)
-    shape = layer.normalized_shape
-    normed = functional.layer_norm(inputs, list(shape), eps=layer.eps)
-    return _normed(layer, g, normed, tuple(range(g.dim() - len(shape), g.dim())))
-
-
-def _embedding(
-    module: nn.Module, inputs: torch.Tensor, g: torch.Tensor, rooms: Rooms
-) -> Parts:
+def _embedding(module: nn.Module, seen: Seen) -> list[Part]:
     layer = cast(nn.Embedding, module)
-    return {
-        "weight": Rows(
-            inputs.reshape(len(g), -1), g.reshape(len(g), -1, g.shape[-1]), layer
-        )
-    }
+    entries = _joined([x.reshape(seen.count, -1) for x, _ in seen.uses], 1)
+    g = seen.rows(1)
+    if layer.padding_idx is not None:  # its row has no gradient
+        g = g.masked_fill((entries == layer.padding_idx).unsqueeze(2), 0.0)
+    return [Rows(entries, g, layer.num_embeddings, seen.at["weight"])]
 
 
-FORMULAS: dict[object, Formula] = {
+def _joined(uses: list[torch.Tensor], dim: int) -> torch.Tensor:
+    return uses[0] if len(uses) == 1 else torch.cat(uses, dim)
+
+
+FORMULAS: dict[object, Callable[[nn.Module, Seen], list[Part]]] = {
     nn.Linear.forward: _linear,
     nn.Conv1d.forward: _convolution,
     nn.Conv2d.forward: _convolution,

@@ -1,164 +1,106 @@
-"""Gradients of k examples for one parameter: their norms, and their weighted sum.
+"""Gradients of k examples as the numbers that are summed: the kinds of `sums.Part`.
 
-Whether the gradients themselves are ever formed is a part's own choice, by what is
-cheaper.
+What a part measures is what it sums.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Protocol, cast
+from collections.abc import Callable
 
 import torch
-from torch import nn
 
-# float32 sums of more squares than this lose digits of the norm.
-_SQUARES = 4096
+from flwr_safedshb.privacy.clipping.sums import lowered, squares, summed
+
 # Elements that are worked on at a time: few, so that they stay in the cache.
-_BLOCK = 2**18
-# Elements of gradients that are kept until their factors are known (64 MiB of float32).
-MAX_KEPT = 2**24
+_CACHED = 2**18
 
-
-class Part(Protocol):
-    """One parameter's gradients of k examples."""
-
-    def norms(self) -> torch.Tensor:
-        """Return the norm of every example's gradient, float64, (k,)."""
-        ...
-
-    def weighted(self, factors: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the gradients times k factors, of the weight's shape."""
-        ...
-
-
-class Rooms:
-    """Memory for gradients that must be formed, one room for each layer.
-
-    It stays from step to step: new memory costs more than what is done in it.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[int, torch.Tensor] = {}
-
-    def room(
-        self, layer: nn.Module, count: int, like: torch.Tensor
-    ) -> torch.Tensor | None:
-        """Return room for so many gradients of a layer's weight, (count, size).
-
-        None if all layers together would take more than `MAX_KEPT`.
-        """
-        needed = count * cast(torch.Tensor, layer.weight).numel()
-        room = self._kept.get(id(layer))
-        if room is None or len(room) < needed:
-            self._kept.pop(id(layer), None)
-            if needed + sum(map(len, self._kept.values())) > MAX_KEPT:
-                return None
-            room = self._kept[id(layer)] = like.new_empty(needed)
-        return room[:needed].view(count, -1)
+Spread = Callable[[slice], torch.Tensor]
 
 
 class Held:
-    """The examples' gradients as an array, (k, ...), that was already computed."""
+    """Gradients that are there, (k, n), for the parameters of a slice."""
 
-    def __init__(self, gradients: torch.Tensor) -> None:
-        self._gradients = gradients
+    def __init__(self, rows: torch.Tensor, at: slice) -> None:
+        self._rows, self._at = rows, at
+        self.size = rows.shape[1]
 
-    def norms(self) -> torch.Tensor:
-        """Return the norm of every example's gradient, float64, (k,)."""
-        return _row_norms(self._gradients)
+    def squares(self, clip_norm: float) -> torch.Tensor:
+        """Return the squared norms."""
+        return squares(self._rows)
 
-    def weighted(self, factors: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the gradients times k factors."""
-        return _combined(self._gradients, factors)
+    def drop(self, examples: torch.Tensor) -> None:
+        """Set the gradients of some examples to zero."""
+        self._rows = self._rows.masked_fill(examples.unsqueeze(1), 0.0)
+
+    def write(self, factors: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the sums of the gradients times their factors."""
+        rows = self._rows.view(*factors.shape, -1)
+        summed(factors.unsqueeze(2), rows, out[:, self._at].unsqueeze(1))
 
 
 class Outer:
-    """Outer products g a^T of inputs, (k, p), and what came back, (k, q)."""
-
-    def __init__(self, inputs: torch.Tensor, g: torch.Tensor) -> None:
-        self._inputs, self._g = inputs, g
-
-    def norms(self) -> torch.Tensor:
-        """Return the norm of every example's gradient, float64, (k,)."""
-        return _row_norms(self._inputs) * _row_norms(self._g)
-
-    def weighted(self, factors: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the gradients times k factors."""
-        return (self._g * factors.to(self._g.dtype).unsqueeze(1)).T @ self._inputs
-
-
-class Products:
-    """Sums of outer products over positions: sum_l g_l a_l^T, in separate groups.
+    """Outer products of what came back, g, and what went in; g is that of a bias.
 
     Parameters
     ----------
-    spread : callable (examples: slice) -> Tensor, shape (k', groups, p, l)
-        The inputs at every position.
-    g : Tensor, shape (k, groups, q, l)
-    size : int
-        p.
-    plain : callable (Tensor like g) -> Tensor
-        The sum of the gradients over examples.
-    room : callable () -> Tensor of shape (k, groups q p), or None
-        Where gradients are kept if they must be formed; without it they are formed
-        and dropped.
+    inputs, g : Tensor, shape (k, p) and (k, q)
+    weight, bias : slice
+        A layer without a bias has none.
     """
 
     def __init__(
-        self,
-        spread: Callable[[slice], torch.Tensor],
-        g: torch.Tensor,
-        size: int,
-        plain: Callable[[torch.Tensor], torch.Tensor],
-        room: Callable[[], torch.Tensor | None],
+        self, inputs: torch.Tensor, g: torch.Tensor, weight: slice, bias: slice | None
     ) -> None:
-        self._spread, self._g, self._size, self._plain = spread, g, size, plain
-        _, _, outputs, positions = g.shape
-        # In multiplications, as measured: forming a gradient costs its memory, twelve
-        # for each element, and all over again unless it is kept; float64 counts twice.
-        measured = 4 * positions**2 * (size + outputs)
-        formed = 12 * size * outputs
-        self._room = room() if formed < measured else None
-        if self._room is None:
-            formed += positions * size * outputs
-        self._form = formed < measured
+        self._inputs, self._g, self._weight, self._bias = inputs, g, weight, bias
+        self.size = g.shape[1] * (inputs.shape[1] + (bias is not None))
 
-    def norms(self) -> torch.Tensor:
-        """Return the norm of every example's gradient, float64, (k,)."""
-        measure = self._formed if self._form else self._measured
-        norms = torch.cat([measure(examples) for examples in self._blocks()])
-        if self._room is not None:
-            del self._spread, self._g, self._plain  # and what they hold
-        return norms
+    def squares(self, clip_norm: float) -> torch.Tensor:
+        """Return the squared norms."""
+        each = squares(self._inputs)
+        if self._bias is not None:
+            each += 1.0
+        info = torch.finfo(self._g.dtype)
+        if info.bits < 64:
+            # f g may underflow, by up to the least number in each of q values, and is
+            # then multiplied by the inputs. (Those of float64 have infinite squares.)
+            limit = info.eps / 2.0 * lowered(clip_norm, 1, self._g.dtype) / info.tiny
+            each.masked_fill_(each > limit**2 / self._g.shape[1], math.inf)
+        return each.mul_(squares(self._g))
 
-    def _blocks(self) -> Iterator[slice]:
-        count, groups, outputs, positions = self._g.shape
-        each = groups * (positions * self._size + outputs * self._size)
-        step = _BLOCK // each or 1
-        for start in range(0, count, step):
-            yield slice(start, start + step)
+    def drop(self, examples: torch.Tensor) -> None:
+        """Set the gradients of some examples to zero."""
+        self._inputs = self._inputs.masked_fill(examples.unsqueeze(1), 0.0)
+        self._g = self._g.masked_fill(examples.unsqueeze(1), 0.0)
 
-    def _measured(self, examples: slice) -> torch.Tensor:
-        # ||sum_l g_l a_l^T||^2 = sum_lm <g_l, g_m> <a_l, a_m>; in float64, because in
-        # float32 squares of small values vanish and the sum cancels.
-        a, g = self._spread(examples).double(), self._g[examples].double()
-        squares = torch.einsum("kjlm,kjlm->k", a.mT @ a, g.mT @ g)
-        return squares.clamp_(min=0.0).sqrt_()
+    def write(self, factors: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the sums of the gradients times their factors."""
+        g = self._g.view(*factors.shape, -1) * factors.unsqueeze(2)
+        inputs = self._inputs.view(*factors.shape, -1)
+        weight = out[:, self._weight].view(len(out), g.shape[2], -1)
+        summed(g, inputs, weight)
+        if self._bias is not None:
+            torch.sum(g, dim=1, dtype=out.dtype, out=out[:, self._bias])
 
-    def _formed(self, examples: slice) -> torch.Tensor:
-        g, a = self._g[examples], self._spread(examples).mT
-        out = None
-        if self._room is not None:
-            out = self._room[examples].view(*g.shape[:3], a.shape[3])
-        return row_norms(torch.matmul(g, a, out=out))
 
-    def weighted(self, factors: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the gradients times k factors."""
-        if self._room is not None:
-            return _combined(self._room, factors)
-        return self._plain(self._g * factors.to(self._g.dtype)[:, None, None, None])
+def formed(spread: Spread, g: torch.Tensor, weight: slice, rows: torch.Tensor) -> Held:
+    """Return gradients that are sums of outer products over positions.
+
+    Parameters
+    ----------
+    spread : callable (examples: slice) -> Tensor, shape (k', channels, p, t)
+        The inputs at every one of t positions, in separate channels.
+    g : Tensor, shape (k, channels, q, t)
+    weight : slice
+    rows : Tensor, shape (k, n)
+        Where the gradients are written.
+    """
+    gradients = rows.view(*g.shape[:3], -1)
+    step = max(1, _CACHED // (gradients[0, :, 0].numel() * g.shape[3]))
+    for start in range(0, len(g), step):
+        some = slice(start, start + step)
+        torch.matmul(g[some], spread(some).mT, out=gradients[some])
+    return Held(rows, weight)
 
 
 class Rows:
@@ -166,69 +108,43 @@ class Rows:
 
     Parameters
     ----------
-    entries : Tensor of int, shape (k, l)
+    entries : Tensor of int, shape (k, t)
         The rows that were looked up.
-    g : Tensor, shape (k, l, q)
-    layer : nn.Embedding
+    g : Tensor, shape (k, t, q)
+    length : int
+        Rows of the table.
+    weight : slice
     """
 
     def __init__(
-        self, entries: torch.Tensor, g: torch.Tensor, layer: nn.Embedding
+        self, entries: torch.Tensor, g: torch.Tensor, length: int, weight: slice
     ) -> None:
-        owners = torch.arange(len(g), device=g.device).unsqueeze(1).expand_as(entries)
-        # The row of the padding has no gradient.
-        kept = entries != (-1 if layer.padding_idx is None else layer.padding_idx)
-        self._entries, self._owners, self._g = entries[kept], owners[kept], g[kept]
-        self._count, self._shape = len(g), layer.weight.shape
+        self._length, self._weight, self._count = length, weight, len(g)
+        self.size = length * g.shape[2]
+        # Each example's own rows, added up before they are measured and summed.
+        owners = torch.arange(len(g), device=g.device).unsqueeze(1)
+        self._places, inverse = torch.unique(
+            owners * length + entries, return_inverse=True
+        )
+        self._owners = self._places.div(length, rounding_mode="floor")
+        self._g = g.new_zeros(len(self._places), g.shape[2], dtype=torch.float64)
+        self._g.index_add_(0, inverse.flatten(), g.flatten(0, 1).double())
 
-    def norms(self) -> torch.Tensor:
-        """Return the norm of every example's gradient, float64, (k,)."""
-        pairs = self._owners * self._shape[0] + self._entries
-        rows, places = torch.unique(pairs, return_inverse=True)
-        g = self._g.double()
-        gradients = g.new_zeros(len(rows), self._shape[1]).index_add_(0, places, g)
-        squares = g.new_zeros(self._count)
-        owners = rows.div(self._shape[0], rounding_mode="floor")
-        return squares.index_add_(0, owners, gradients.square_().sum(dim=1)).sqrt_()
+    def squares(self, clip_norm: float) -> torch.Tensor:
+        """Return the squared norms."""
+        found = self._g.new_zeros(self._count)
+        return found.index_add_(0, self._owners, squares(self._g))
 
-    def weighted(self, factors: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the gradients times k factors."""
-        g = self._g * factors.to(self._g.dtype)[self._owners].unsqueeze(1)
-        return g.new_zeros(self._shape).index_add_(0, self._entries, g)
+    def drop(self, examples: torch.Tensor) -> None:
+        """Set the gradients of some examples to zero."""
+        self._g = self._g.masked_fill(examples[self._owners].unsqueeze(1), 0.0)
 
-
-def row_norms(gradients: torch.Tensor) -> torch.Tensor:
-    """L2 norm of every example's gradient.
-
-    Parameters
-    ----------
-    gradients : Tensor, shape (k, ...)
-        Gradients of k examples for one parameter.
-
-    Returns
-    -------
-    Tensor of float64, shape (k,)
-    """
-    flat = gradients.flatten(1)
-    full = flat.shape[1] // _SQUARES * _SQUARES
-    norms: torch.Tensor = torch.linalg.vector_norm(flat[:, full:], dim=1).double()
-    if full:
-        blocks = torch.unflatten(flat[:, :full], 1, (full // _SQUARES, _SQUARES))
-        parts = torch.linalg.vector_norm(blocks, dim=2).double()
-        norms = torch.hypot(norms, torch.linalg.vector_norm(parts, dim=1))
-    if not math.isfinite(norms.sum()):
-        # Finite values whose squares are not: only a wider type can tell.
-        overflow = ~norms.isfinite()
-        norms[overflow] = torch.linalg.vector_norm(flat[overflow].double(), dim=1)
-    return norms
-
-
-def _row_norms(gradients: torch.Tensor) -> torch.Tensor:
-    # In float64: in float32 squares of small values vanish.
-    flat = gradients.flatten(1).double()
-    norms: torch.Tensor = torch.linalg.vector_norm(flat, dim=1)
-    return norms
-
-
-def _combined(gradients: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    return factors.to(gradients.dtype) @ gradients.flatten(1)
+    def write(self, factors: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the sums of the gradients times their factors."""
+        groups, count = factors.shape
+        g = self._g * factors.flatten()[self._owners].unsqueeze(1)
+        # From the row of an example to that of its group.
+        shift = self._owners - self._owners.div(count, rounding_mode="floor")
+        table = g.new_zeros(groups * self._length, g.shape[1])
+        table.index_add_(0, self._places - shift * self._length, g)
+        out[:, self._weight] = table.view(groups, -1)

@@ -1,0 +1,94 @@
+"""Forward passes and losses of torch that are known not to mix examples."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.loss import _Loss
+
+from flwr_safedshb.privacy.clipping.formulas import FORMULAS
+
+# Layers without weights that treat every row of the first axis by itself.
+_ROWWISE = frozenset(
+    layer.forward
+    for layer in (
+        *(nn.Identity, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus),
+        *(nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.Dropout, nn.Dropout1d, nn.Dropout2d),
+        *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
+        *(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+        *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
+    )
+)
+_LOSSES = (
+    *(nn.CrossEntropyLoss, nn.NLLLoss, nn.BCELoss, nn.BCEWithLogitsLoss),
+    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
+)
+_FUNCTIONS = (
+    *(functional.cross_entropy, functional.nll_loss, functional.binary_cross_entropy),
+    *(functional.binary_cross_entropy_with_logits, functional.mse_loss),
+    *(functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss),
+)
+
+
+def rowwise(model: nn.Module) -> bool:
+    """Say whether a model is a sequence of layers that treat every row by itself.
+
+    Only torch's own forward passes count, without hooks or parametrisations: a forward
+    of the user's own may do anything.
+    """
+    return all(map(_known, model.modules()))
+
+
+def has_formula(layer: nn.Module) -> bool:
+    """Say whether a layer's gradients follow from what goes in and comes back."""
+    return (
+        type(layer).forward in FORMULAS
+        and "forward" not in vars(layer)
+        # A weight that is computed from others is none of the layer's own.
+        and {"weight"} <= layer._parameters.keys() <= {"weight", "bias"}
+        and getattr(layer, "padding_mode", "zeros") == "zeros"
+        and _unhooked(layer)
+    )
+
+
+def takes_rows(layer: nn.Module, inputs: torch.Tensor) -> bool:
+    """Say whether a layer with a formula takes the first axis for the examples."""
+    if isinstance(layer, _ConvNd):
+        return inputs.dim() == 2 + len(layer.kernel_size)
+    if isinstance(layer, nn.LayerNorm):
+        return inputs.dim() > len(layer.normalized_shape)
+    return inputs.dim() > 1 or not isinstance(layer, nn.Linear)
+
+
+def elementary(loss: object) -> bool:
+    """Say whether a loss is torch's own, which gives each row a value of its own."""
+    if isinstance(loss, functools.partial):
+        return loss.func in _FUNCTIONS and not loss.args and _none(loss.keywords)
+    return isinstance(loss, _Loss) and type(loss) in _LOSSES and _unhooked(loss)
+
+
+def _none(keywords: dict[str, object]) -> bool:
+    return keywords == {"reduction": "none"}
+
+
+def _known(module: nn.Module) -> bool:
+    if type(module).forward is nn.Sequential.forward:
+        return _unhooked(module)
+    if type(module).forward is nn.Flatten.forward:
+        return _unhooked(module) and vars(module)["start_dim"] == 1
+    if module._modules:
+        return False
+    return has_formula(module) or (
+        type(module).forward in _ROWWISE
+        and "forward" not in vars(module)
+        and _unhooked(module)
+    )
+
+
+def _unhooked(module: nn.Module) -> bool:
+    # A hook may replace a weight, or what the module returns.
+    return not module._forward_hooks and not module._forward_pre_hooks

@@ -1,0 +1,187 @@
+"""The one place where norms, clip factors and sums of gradients are made.
+
+An example i contributes f_i x_i to the sum, where x_i holds *stored* floating-point
+numbers (rows, or two vectors whose outer product it is) and f_i = min(1, C'/N_i). The
+promise is about the computed sum S, the very numbers that get the noise:
+
+    exchanging one example for another moves S by at most 2C, and leaving its place
+    empty moves S by at most C, whatever the examples, the weights and the batch are.
+
+Proof. Let u be the unit roundoff of the type that is summed in (2^-24 for float32,
+2^-53 for float64), n <= BLOCK the examples that are summed in it, and write ||.|| for
+the Euclidean norm.
+
+1. N_i >= ||x_i||: `squares` is taken of the stored numbers that are summed, and is
+   raised by more than its own rounding. f_i is rounded towards zero, so that
+   ||f_i x_i|| <= C'. An example whose N_i is not finite is set to zero.
+2. A coordinate of S is a sum of n products in some order, with or without fused
+   operations; a term passes at most n + 2 roundings. So its error is at most
+   (n + 3) u sum_i f_i |x_i| (Higham, "Accuracy and Stability of Numerical Algorithms",
+   2002, section 3.1), and the error of S has norm at most (n + 3) n u C'.
+3. Products that underflow add less than n u C' to it: an outer product for which they
+   could add more than u C' is left out (`Outer`), and elsewhere C >= MIN_CLIP is far
+   above the least number of the type. All products are at most C', so none overflows.
+4. Together the error E of S has ||E|| <= (n + 4) n u C'. Exchanging an example moves S
+   by at most 2 C' + 2 ||E||, leaving its place empty by C' + 2 ||E||. Both hold with
+
+       C' = C / (1 + 2 (n + 4) n u),
+
+   so rounding costs a share of C: 0.052 % for 64 examples in float32, 0.0086 % for 25,
+   nothing to speak of in float64, the type for models of up to `WIDE` parameters.
+5. More than BLOCK examples are summed in blocks, and these in float64: the blocks that
+   do not hold the example are the same numbers in both sums.
+
+How the numbers of x_i came about, with what rounding, is no matter: what is measured is
+what is summed. Assumed is that they do not depend on another example (`passes`), and
+that the same products in the same shapes round alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import torch
+
+BLOCK = 64
+WIDE = 4096
+MIN_CLIP, MAX_CLIP = 2.0**-60, 2.0**60
+# Squares that are summed in float32 before the sum is carried on in float64.
+_SQUARES = 256
+
+
+class Part(Protocol):
+    """The gradients of k examples for some of the parameters.
+
+    Attributes
+    ----------
+    size : int
+        How many parameters.
+    """
+
+    size: int
+
+    def squares(self, clip_norm: float) -> torch.Tensor:
+        """Return the squared norms, at least, up to rounding in float64; (k,)."""
+        ...
+
+    def drop(self, examples: torch.Tensor) -> None:
+        """Set the gradients of some examples, (k,) of bool, to zero."""
+        ...
+
+    def write(self, factors: torch.Tensor, out: torch.Tensor) -> None:
+        """Write sum_i f_i x_i, f of shape (groups, k), to `out`, (groups, d)."""
+        ...
+
+
+def clipped_sums(
+    parts: Sequence[Part],
+    shape: tuple[int, int, int],
+    clip_norm: float,
+    dtype: torch.dtype,
+    usable: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Sum the clipped gradients of each group of examples.
+
+    Parameters
+    ----------
+    parts : sequence of Part
+        Of the examples of all groups in a row; a parameter without one has no gradient.
+    shape : (groups, k, d)
+        k examples in each group, d parameters in all.
+    clip_norm : float
+        C.
+    dtype : torch.dtype
+        In which a block is summed: float32 or float64, that of the parts.
+    usable : Tensor of bool, shape (groups * k,), optional
+        False for places that are empty.
+
+    Returns
+    -------
+    Tensor, shape (groups, d)
+        In `dtype`, or in float64 if a group is more than a block.
+    """
+    groups, count, size = shape
+    total = cast(torch.Tensor, sum(part.squares(clip_norm) for part in parts))
+    norms = total.sqrt_()
+    # Lowered by more than what rounds, or underflows, in float64.
+    bound = lowered(clip_norm, count, dtype) / (1.0 + 2.0**-30 + size * 2.0**-50)
+    factors = bound / norms
+    if dtype != torch.float64:
+        factors = factors.to(dtype)
+        factors = torch.nextafter(factors, factors.new_zeros(()))
+    factors.clamp_(max=1.0)
+    kept = (
+        norms.isfinite()
+        if usable is None
+        else norms.isfinite() & usable.to(norms.device)
+    )
+    if not kept.all():
+        # Zero times infinity is not zero.
+        factors.masked_fill_(~kept, 0.0)
+        for part in parts:
+            part.drop(~kept)
+    make = torch.empty if sum(part.size for part in parts) == size else torch.zeros
+    wide = dtype if count <= BLOCK else torch.float64
+    out = make(groups, size, dtype=wide, device=norms.device)
+    for part in parts:
+        part.write(factors.view(groups, count), out)
+    return out
+
+
+def lowered(clip_norm: float, count: int, dtype: torch.dtype) -> float:
+    """Return C': what is left of C when the rounding of `count` examples is off it."""
+    n, u = min(count, BLOCK), torch.finfo(dtype).eps / 2.0
+    return clip_norm / (1.0 + 2.0 * (n + 4.0) * n * u)
+
+
+def squares(rows: torch.Tensor) -> torch.Tensor:
+    """Return the squared norm of every row, at least, up to rounding in float64."""
+    length = rows.shape[1]
+    if rows.dtype == torch.float64 or length < 8 * _SQUARES:
+        return _wide_squares(rows)
+    full = length // _SQUARES * _SQUARES
+    blocks = rows[:, :full].reshape(len(rows), -1, _SQUARES)
+    # A block's square is less than 2^-15 too small, up to squares that underflow.
+    found: torch.Tensor = torch.linalg.vector_norm(blocks, dim=2).double()
+    found = found.square_().sum(dim=1)
+    found.mul_(1.0 + 2.0**-15).add_(length * torch.finfo(rows.dtype).tiny)
+    found += _wide_squares(rows[:, full:])
+    overflow = ~found.isfinite()
+    if overflow.any():  # which finite values may do in float32
+        found[overflow] = _wide_squares(rows[overflow])
+    return found
+
+
+def _wide_squares(rows: torch.Tensor) -> torch.Tensor:
+    norms: torch.Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return norms.square_()
+
+
+def summed(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    """Write sum_i left_i right_i^T of every group to `out`.
+
+    Parameters
+    ----------
+    left, right : Tensor, shape (groups, k, q) and (groups, k, p)
+    out : Tensor, shape (groups, q, p)
+    """
+    if left.dtype != torch.float64 and not _exact():
+        left, right = left.double(), right.double()
+    if left.dtype != out.dtype:
+        out.zero_()
+        for start in range(0, left.shape[1], BLOCK):
+            block = slice(start, start + BLOCK)
+            out += left[:, block].mT @ right[:, block]
+    elif len(out) == 1:
+        torch.mm(left[0].mT, right[0], out=out[0])
+    else:
+        torch.bmm(left.mT, right, out=out)
+
+
+def _exact() -> bool:
+    """Say whether products of float32 are computed in float32, and in no less."""
+    try:
+        return torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # set for one backend alone
+        return False

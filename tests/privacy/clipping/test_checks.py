@@ -1,0 +1,231 @@
+"""Models and losses that are refused, and examples that cannot meet each other."""
+
+import functools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from flwr_safedshb.privacy.clipping.gradients import (
+    ClippedGradients,
+    Loss,
+    UnsupportedModelError,
+    check_model,
+)
+from flwr_safedshb.privacy.clipping.losses import PerExampleLoss
+from tests.clipping import OwnForward, cross_entropy
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(3)
+
+
+def batch(size: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(size, 6), torch.randint(3, (size,))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.BatchNorm1d(6),
+        nn.BatchNorm1d(6, affine=False),
+        nn.BatchNorm1d(6, affine=False, track_running_stats=False),
+        nn.BatchNorm1d(6, track_running_stats=False).eval(),
+    ],
+)
+def test_batch_norm_is_refused_with_its_remedy(layer: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(6, 6), layer, nn.Linear(6, 3))
+    with pytest.raises(UnsupportedModelError, match="GroupNorm") as caught:
+        check_model(model)
+    assert "ModuleValidator.fix" in str(caught.value)
+    with pytest.raises(UnsupportedModelError):
+        ClippedGradients(model, cross_entropy, 1.0)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Linear(2, 2).requires_grad_(False),
+        nn.Linear(2, 2, dtype=torch.complex64),
+        nn.Embedding(3, 2, max_norm=1.0),
+        nn.Embedding(3, 2, scale_grad_by_freq=True),
+    ],
+)
+def test_other_models_without_bounded_examples_are_refused(model: nn.Module) -> None:
+    with pytest.raises(UnsupportedModelError):
+        check_model(model)
+
+
+class Made(nn.Module):
+    """A forward of a function around one layer."""
+
+    def __init__(
+        self, function: Callable[[nn.Linear, torch.Tensor], torch.Tensor]
+    ) -> None:
+        super().__init__()
+        self.head, self.function = nn.Linear(6, 3), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.head, x)
+
+
+def overwritten(head: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    y: torch.Tensor = head(hidden := x.clone())
+    hidden.mul_(2.0)
+    return y.tanh() + hidden.sum(dim=1, keepdim=True)
+
+
+def mixing_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(outputs, targets) * outputs.abs().sum()
+
+
+MIXING: dict[str, tuple[nn.Module, Loss]] = {
+    "centred": (Made(lambda head, x: head(x - x.mean(dim=0))), cross_entropy),
+    "by their number": (Made(lambda head, x: head(x * len(x))), cross_entropy),
+    "functional batch norm": (
+        Made(lambda head, x: functional.batch_norm(head(x), None, None, training=True)),
+        cross_entropy,
+    ),
+    "mixup": (Made(lambda head, x: head(0.7 * x + 0.3 * x.roll(1, 0))), cross_entropy),
+    "loss": (nn.Linear(6, 3), mixing_loss),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+@pytest.mark.parametrize("dropout", [False, True])
+@pytest.mark.parametrize("weights", ["random", "zero", "nan"])
+@pytest.mark.parametrize("case", ["plain", "one", "nan"])
+def test_examples_that_mix_are_found_whatever_the_batch_and_the_weights(
+    name: str, dropout: bool, weights: str, case: str
+) -> None:
+    inner, loss = MIXING[name]
+    model = nn.Sequential(inner, nn.Dropout(0.5)) if dropout else inner
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape) if weights == "random" else 0.0 * p)
+            if weights == "nan":
+                p.fill_(math.nan)
+    inputs, targets = batch(1 if case == "one" else 5)
+    if case == "nan":
+        inputs[:] = math.nan
+    # Another loss of the same name has been used before.
+    ClippedGradients(OwnForward(nn.Linear(6, 3)), cross_entropy, 1.0)(inputs, targets)
+    with pytest.raises(UnsupportedModelError):
+        ClippedGradients(model, loss, 1.0)(inputs, targets)
+
+
+def hidden(outputs: torch.Tensor) -> torch.Tensor:
+    """Mix examples, but only where no made-up example of an honest check comes."""
+    return outputs + torch.where(outputs.abs() > 1e6, outputs.sum(dim=0), 0.0)
+
+
+@pytest.mark.parametrize("where", ["model", "loss", "model and dropout"])
+def test_nothing_mixes_where_only_a_servers_weights_lead(where: str) -> None:
+    if where == "loss":
+        model: nn.Module = nn.Linear(6, 3)
+        loss: Loss = lambda out, y: cross_entropy(hidden(out) * 1e-6, y)  # noqa: E731
+    else:
+        model, loss = Made(lambda head, x: hidden(head(x)) * 1e-6), cross_entropy
+        if "dropout" in where:
+            model = nn.Sequential(nn.Dropout(1e-9), model)
+    clipped = ClippedGradients(model, loss, 1.0)
+    inputs, targets = batch()
+    clipped(inputs, targets)  # accepted: it mixes nothing there
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape) * 1e7)
+    rest = torch.ones(6, dtype=torch.bool)
+    rest[0] = False
+    others = clipped.flat_sum(inputs, targets, rest)
+    inputs[0] = torch.randn(6) * 1e3
+    assert torch.equal(clipped.flat_sum(inputs, targets, rest), others)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "words"),
+    [
+        (Made(lambda head, x: head(x)[:, :, 5]), cross_entropy, "IndexError"),
+        (Made(overwritten), cross_entropy, "inplace"),
+        (nn.Linear(5, 3), cross_entropy, "shapes"),
+        (nn.Linear(6, 3), lambda out, y: out.detach().sum(1), "grad"),
+    ],
+)
+def test_model_that_fails_is_refused_in_one_line(
+    model: nn.Module, loss: Loss, words: str
+) -> None:
+    inputs, targets = batch()
+    with pytest.raises(UnsupportedModelError, match=words) as caught:
+        ClippedGradients(model, loss, 1.0).prepare(inputs[:0], targets[:0])
+    assert "made-up" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_state_that_an_example_leaves_behind_reaches_no_other() -> None:
+    class Remembers(nn.Module):
+        last: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(6, 3)
+            self.register_buffer("last", torch.zeros(1, 6))
+            self.seen = torch.zeros(1, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.head(x + self.last[:1] + self.seen)
+            if self.training:
+                self.last = self.last + x.detach()[-1:]
+                self.seen = x.detach()[-1:]
+            return y
+
+    model = Remembers()
+    clipped = ClippedGradients(model, cross_entropy, 1.0)
+    inputs, targets = batch()
+    used = torch.tensor([False, True, True, True, True, True])
+    others = clipped.flat_sum(inputs, targets, used)
+    inputs[0] += 5.0
+    assert torch.equal(clipped.flat_sum(inputs, targets, used), others)
+    assert not model.last.any()
+    # Nor one of a later call.
+    alone = clipped.flat_sum(inputs[1:3], targets[1:3])
+    clipped.flat_sum(100 * inputs, targets)
+    assert torch.equal(clipped.flat_sum(inputs[1:3], targets[1:3]), alone)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_torch_losses_lose_their_reduction(reduction: str) -> None:
+    outputs, targets = torch.randn(5, 3), torch.randint(3, (5,))
+    loss = nn.CrossEntropyLoss(reduction=reduction)
+    values = PerExampleLoss(loss)(outputs, targets)
+    assert torch.equal(values, cross_entropy(outputs, targets))
+    assert loss.reduction == reduction
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        functional.cross_entropy,  # a mean over the batch
+        functools.partial(functional.mse_loss, reduction="none"),  # broadcasts
+        lambda outputs, targets: outputs,  # three values per example
+    ],
+)
+def test_loss_without_one_value_per_example_is_refused(loss: Loss) -> None:
+    model = nn.Linear(2, 1 if isinstance(loss, functools.partial) else 3)
+    clipped = ClippedGradients(model, loss, 1.0)
+    targets = torch.rand(5) if model.out_features == 1 else torch.randint(3, (5,))
+    with pytest.raises(UnsupportedModelError, match="one value per example"):
+        clipped(torch.randn(5, 2), targets)
+
+
+def test_weighted_mean_is_refused_because_it_mixes_examples() -> None:
+    weight = torch.tensor([1.0, 2.0, 3.0])
+    with pytest.raises(UnsupportedModelError, match="reduction='none'"):
+        PerExampleLoss(nn.CrossEntropyLoss(weight=weight))
+    none = PerExampleLoss(nn.CrossEntropyLoss(weight=weight, reduction="none"))
+    assert none(torch.zeros(2, 3), torch.tensor([0, 2])).shape == (2,)
