@@ -29,7 +29,7 @@ from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
-from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.retry import RetryInvoker, make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.runtime.run_clientapp import (
@@ -69,14 +69,18 @@ class SuperNode:
         auth = SuperExecAuthHttpInterceptor(
             master_secret=secret, protected_methods={_ACQUIRE}
         )
-        with self._client(auth) as client:
+        # Not tried again: a SuperNode that has ended must be seen to have ended.
+        with self._client(auth, None) as client:
             yield client
 
     def work(self, token: str) -> RuntimeHttpClient:
         """Connect, to work on one task."""
-        return self._client(RuntimeTokenHttpInterceptor(token))
+        again = make_simple_http_retry_invoker()
+        return self._client(RuntimeTokenHttpInterceptor(token), again)
 
-    def _client(self, interceptor: object) -> RuntimeHttpClient:
+    def _client(
+        self, interceptor: object, again: RetryInvoker | None
+    ) -> RuntimeHttpClient:
         return RuntimeHttpClient.from_server_address(
             server_address=self.address,
             insecure=True,  # on this machine, by loopback
@@ -85,7 +89,7 @@ class SuperNode:
                 RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
                 interceptor,  # type: ignore[list-item]
             ],
-            retry_invoker=make_simple_http_retry_invoker(),
+            retry_invoker=again,
         )
 
 

@@ -80,9 +80,10 @@ def test_non_convex_from_config() -> None:
     assert rates.initial_gap == pytest.approx(math.log(2), rel=1e-6)
     # n = 5, f = 1, d = 6, m = 480/5 = 96, b = 25, C = 1, s = 1: by the definition,
     # with kappa = 4/3.
-    batch = 2 * (1 - 25 / 96) / 25
+    batch = (1 - 24 / 95) / 25
     noise = 0.08**2
-    square = (batch + 6 * noise) / 4 + 16 / 3 * (batch + 36 * noise * (1 + 6 / 4))
+    spread = noise * (1 + math.sqrt(6 / 4)) ** 2
+    square = (batch + 6 * noise) / 4 + 16 / 3 * (batch + spread)
     assert rates.effective_std == pytest.approx(math.sqrt(square))
     given, _ = rates_of("schedule=non-convex schedule.effective_std=2 steps=50")
     assert isinstance(given, NonConvex)

@@ -41,6 +41,7 @@ class Call:
     size: int
     connection: Connection
     body: Callable[[], Awaitable[bytes]]
+    gone: Callable[[], bool]
 
 
 class RefusedError(Exception):
@@ -207,7 +208,13 @@ class Door:
 
         target = request.target.decode("latin-1")
         return Call(
-            request.method.decode("ascii"), target, headers, size, connection, body
+            request.method.decode("ascii"),
+            target,
+            headers,
+            size,
+            connection,
+            body,
+            reader.at_eof,
         )
 
 

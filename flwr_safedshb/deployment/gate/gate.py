@@ -21,6 +21,7 @@ import socket
 import ssl
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from logging import INFO, WARNING, getLogger
 from typing import cast
 
@@ -155,7 +156,7 @@ class Gate:
                 raise RefusedError(400, "a call in the name of another node")
             passed = fleet.REQUEST_HEADERS
             headers = {k: v for k, v in call.headers.items() if k in passed}
-            answer = await _Ask(self, node, headers)(name, request)
+            answer = await _Ask(self, node, headers, call.gone)(name, request)
         if answer.status < 400:
             if number is None:  # an activation: the answer says who it is
                 found = fleet_pb2.ActivateNodeResponse.FromString(answer.body)
@@ -205,8 +206,15 @@ class Gate:
 class _Ask:
     """One call of one node, with the headers that prove whose it is."""
 
-    def __init__(self, gate: Gate, node: _Node, headers: dict[str, str]) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        node: _Node,
+        headers: dict[str, str],
+        gone: Callable[[], bool],
+    ) -> None:
         self._gate, self._node, self._headers = gate, node, headers
+        self._gone = gone
 
     async def __call__(self, name: str, request: Message) -> Answer:
         desk = self._node.desk
@@ -249,6 +257,8 @@ class _Ask:
             if self._node.number is None or time.monotonic() >= until:
                 return answer
             await self._gate.wait_for_work(self._gate.limits.poll_seconds)
+            if self._gone():  # what is pulled for nobody would be lost
+                raise RefusedError(499, "a node that hung up while it waited")
 
     async def _push(self, request: message_pb2.PushObjectRequest) -> Answer:
         desk = self._node.desk
