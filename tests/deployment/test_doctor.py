@@ -174,7 +174,7 @@ def test_a_missing_app_or_config_is_said(
     [
         ("noise=0.5", "policy", "min-noise-multiplier=1.0 refuses the run, which asks"),
         ("broken=true", "data and model", "OSError: the disk with the data is gone"),
-        ("width=7", "data and model", "step failed on this client's examples"),
+        ("width=7", "data and model", "fails on made-up examples"),
     ],
 )
 def test_what_a_run_asks_for_is_tried(

@@ -185,6 +185,7 @@ OTHERS: dict[str, object] = {
     "run_settings": {"data": {"path": "other"}},
     "min_available_nodes": None,
     "node_timeout": None,
+    "give_up_after": None,
     "authenticated_nodes": None,
     "checkpoint": None,
     "checkpoint_every": None,

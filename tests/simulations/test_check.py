@@ -162,6 +162,7 @@ def said(error: str) -> str:
     return error
 
 
+@pytest.mark.process
 def test_the_command_says_one_line_and_makes_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "simulations.run", "aggregation=sema"]
     ran = subprocess.run(

@@ -15,7 +15,7 @@ from torch import nn
 
 from flwr_safedshb.privacy.audit.subject import Batch, Subject
 from flwr_safedshb.privacy.audit.trial import Trial, drawn, entries
-from flwr_safedshb.privacy.clipping.checks import per_example_loss
+from flwr_safedshb.privacy.clipping.losses import PerExampleLoss
 
 _STEPS = 15
 
@@ -66,7 +66,7 @@ def _descended(model: nn.Module, subject: Subject, batch: Batch) -> torch.Tensor
     if inputs.is_floating_point():
         inputs = nn.Parameter(inputs)
         moving.append(inputs)
-    loss = per_example_loss(subject.loss)
+    loss = PerExampleLoss(subject.loss)
     for step in range(_STEPS):
         value = loss(model(inputs), targets).sum()
         gradients = torch.autograd.grad(

@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from flwr_safedshb.privacy.audit.subject import Batch
-from flwr_safedshb.privacy.clipping.checks import per_example_loss
 from flwr_safedshb.privacy.clipping.gradients import Loss
+from flwr_safedshb.privacy.clipping.losses import PerExampleLoss
 
 
 class Hidden:
@@ -30,7 +30,7 @@ class Hidden:
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         self._model = model
-        self._loss = per_example_loss(loss)
+        self._loss = PerExampleLoss(loss)
         self._layers = [m for m in model.modules() if _trained(m)]
         self._trained = [p for p in model.parameters() if p.requires_grad]
 

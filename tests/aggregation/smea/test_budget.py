@@ -141,7 +141,6 @@ def test_equal_vectors_are_found_however_many() -> None:
     assert kinds.tolist() == [80 * (i // 80) for i in range(400)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("f", [30, 149])
 def test_hundreds_of_vectors_are_searched_and_certified(f: int) -> None:
     """What was left out above 256 vectors: a bound as good as at 200, and a search."""

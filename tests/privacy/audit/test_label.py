@@ -8,6 +8,7 @@ import flwr_safedshb.privacy.audit.label
 from flwr_safedshb.privacy.audit.label import Reading, read_labels
 from flwr_safedshb.privacy.audit.trial import Trial, drawn, entries
 from flwr_safedshb.privacy.audit.zoo import plain
+from flwr_safedshb.privacy.clipping.batches import Batch
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 
 LOGISTIC = plain.SUBJECTS[0]
@@ -28,10 +29,10 @@ def test_labels_are_read_no_better_than_by_chance() -> None:
 
 def test_labels_are_read_where_clipping_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unclipped(ClippedGradients):
-        def __call__(
-            self, inputs: torch.Tensor, targets: torch.Tensor
-        ) -> list[torch.Tensor]:
-            return [1e3 * part for part in super().__call__(inputs, targets)]
+        def flat_sum(
+            self, inputs: Batch, targets: Batch, usable: torch.Tensor | None = None
+        ) -> torch.Tensor:
+            return 1e3 * super().flat_sum(inputs, targets, usable)
 
     monkeypatch.setattr(
         flwr_safedshb.privacy.audit.label, "ClippedGradients", Unclipped
