@@ -235,7 +235,7 @@ class PrivateClientApp(ClientApp):
     def _train(self, message: Message, context: Context) -> Message:
         arrays, config = content_of(message)
         client = self.make_client(context)
-        momentum, num_examples, _ = client.fit(read(arrays), config)
+        momentum, num_examples, _ = client.fit(_readable(arrays), config)
         return reply_with(message, arrays, momentum, num_examples)
 
     def _evaluate(self, message: Message, context: Context) -> Message:
@@ -267,6 +267,14 @@ def reply_with(
         "metrics": refilled(_METRICS, {"num-examples": num_examples}),
     }
     return Message(refilled(message.content, records), reply_to=message)
+
+
+def _readable(arrays: ArrayRecord) -> Arrays:
+    try:
+        return read(arrays)
+    except ValueError as error:
+        reason = str(error)  # about the bytes of the message, and nothing else
+    raise RefusedError(f"the arrays of the message cannot be read: {reason}")
 
 
 def content_of(message: Message) -> tuple[ArrayRecord, Mapping[str, Scalar]]:
