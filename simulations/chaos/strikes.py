@@ -15,6 +15,8 @@ from simulations.chaos.trial import Trial
 
 STRANGER = "stranger"
 EXPIRED = "certificate has expired"
+# What a node says when its SuperLink does not let it in; it then tries again.
+REFUSED = "The SuperNode has ended; it is started again"
 _CLOCK = Path(__file__).parent / "clock"
 
 
@@ -41,7 +43,7 @@ def kill_node(trial: Trial, node: int, step: int) -> None:
 
 
 def restart_node(trial: Trial, node: int, step: int) -> None:
-    """Start the SuperNode again until it stays, as systemd does."""
+    """Start the node again, as systemd does."""
     trial.start_again(node)
 
 
@@ -80,11 +82,12 @@ def restore_ledger(trial: Trial, node: int, step: int) -> None:
 
 
 def hurry_clock(trial: Trial, node: int, step: int) -> None:
-    """Start a killed node with a clock an hour ahead, until it gives up."""
+    """Start a killed node with a clock an hour ahead, until it is refused."""
     kill_node(trial, node, step)
     federation, name = trial.federation, f"node-{node}"
+    refused = federation.log(name, 10**9).count(REFUSED)
     federation.start_node(node, environment=clock(3600))
-    trial.wait(lambda: not federation.is_running(name))
+    trial.wait(lambda: federation.log(name, 10**9).count(REFUSED) > refused)
     federation.kill(name)
 
 
@@ -99,13 +102,13 @@ def clock(seconds: int) -> Mapping[str, str]:
 
 
 def join_unregistered(trial: Trial, node: int, step: int) -> None:
-    """Start a SuperNode with a key that nobody registered, until it gives up."""
+    """Start a node with a key that nobody registered, until it is refused."""
     federation = trial.federation
     assert federation.credentials is not None
     trial.wait_step(step)
     key = federation.credentials.node_key(STRANGER)
     federation.start_node(node, name=STRANGER, key=key)
-    trial.wait(lambda: not federation.is_running(STRANGER))
+    trial.wait(lambda: REFUSED in federation.log(STRANGER, 10**9))
     federation.kill(STRANGER)
 
 

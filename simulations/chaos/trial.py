@@ -20,8 +20,6 @@ from simulations.loopback import Deployment
 
 # Far beyond what anything takes: only a hang is to end here.
 PATIENCE_SECONDS = 900.0
-# What systemd waits for by the kit's unit.
-_RESTART_SECONDS = 5.0
 
 Orders = Mapping[tuple[int, int], Order]
 
@@ -113,29 +111,15 @@ class Trial:
     def start_again(
         self, *nodes: int, environment: Mapping[str, str] | None = None
     ) -> None:
-        """Start SuperNodes until they stay.
+        """Start nodes, and wait until they have joined.
 
         The SuperLink takes a killed SuperNode for alive until two heartbeats are
-        missing, and lets no other in under its name meanwhile.
+        missing, and lets no other in under its name meanwhile; a node tries again.
         """
         joined = {node: self._times_joined(node) for node in nodes}
-        while joined:
-            for node in joined:
-                self.federation.start_node(node, environment=environment)
-            for node, times in list(joined.items()):
-                if self._stays(node, times):
-                    del joined[node]
-            if joined:
-                time.sleep(_RESTART_SECONDS)
-
-    def _stays(self, node: int, times: int) -> bool:
-        """Wait until a SuperNode has joined once more, or given up."""
-        name, running = f"node-{node}", self.federation.is_running
-        self.wait(lambda: self._times_joined(node) > times or not running(name))
-        if not running(name):
-            self.federation.kill(name)  # what it has left behind
-            return False
-        return True
+        for node in nodes:
+            self.federation.start_node(node, environment=environment)
+        self.wait(lambda: all(self._times_joined(n) > joined[n] for n in nodes))
 
     def progress(self) -> Progress | None:
         """Return the newest checkpoint."""

@@ -58,6 +58,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.process
 def test_another_run_in_the_same_folder_is_refused_with_the_difference(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,6 +76,7 @@ def test_another_run_in_the_same_folder_is_refused_with_the_difference(
         assert files(tmp_path) == before
 
 
+@pytest.mark.process
 def test_the_same_run_again_is_told_and_not_repeated(tmp_path: Path) -> None:
     first = ran(tmp_path, SMALL)
     results = (tmp_path / "model.json").read_bytes()
@@ -88,6 +90,7 @@ def test_the_same_run_again_is_told_and_not_repeated(tmp_path: Path) -> None:
     assert (tmp_path / "model.csv").exists()
 
 
+@pytest.mark.process
 def test_a_checkpoint_elsewhere_is_held_to_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,6 +140,7 @@ def test_an_unfinished_run_starts_anew_and_ends_as_it_should(tmp_path: Path) -> 
     assert run(chosen, path).arrays == expected.arrays
 
 
+@pytest.mark.process
 def test_a_multirun_gives_every_job_a_folder_and_holds_it_to_its_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,6 +167,7 @@ def test_folders_that_nobody_named_are_all_different() -> None:
     assert len({folders_of([]) for _ in range(20)}) == 20
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("study", ["convergence", "trilemma"])
 def test_a_study_leaves_the_result_of_its_own_settings(
     study: str, tmp_path: Path
