@@ -25,7 +25,7 @@ from simulations.chaos.trial import Trial
 HONEST = [node for node in range(NODES) if node != HOSTILE]
 # All that a node may say of an error: its own fixed words, and Flower's.
 _REASONS = (
-    r"<class 'flwr_safedshb\.node\.RefusedError'>:<'"
+    r"<class 'flwr_safedshb\.client\.node\.RefusedError'>:<'"
     r"the privacy ledger of this node cannot be used'>",
     r"Error: Node Unavailable .*",
 )
