@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from threadpoolctl import threadpool_limits
 
-from simulations.benchmarks import growth, outcome, report
+from simulations.benchmarks import growth, large, outcome, report
 from simulations.benchmarks.cells import (
     PATIENT,
     Cell,
@@ -79,6 +79,8 @@ class Settings:
         Where Filter and the memory are measured.
     hostile : bool
         Whether to try the inputs made to defeat the search.
+    large : tuple of int
+        Numbers of vectors at which default calls are bounded.
     far : bool
         Whether growth is followed to large sizes.
     """
@@ -91,6 +93,7 @@ class Settings:
     filter_cell: Cell | None = (1000, 100, 100_000)
     memory_cell: tuple[int, int] | None = (50, 10_000_000)
     hostile: bool = True
+    large: tuple[int, ...] = large.SIZES
     far: bool = True
 
 
@@ -109,6 +112,7 @@ QUICK = Settings(
     filter_cell=None,
     memory_cell=None,
     hostile=False,
+    large=(),
     far=False,
 )
 
@@ -121,6 +125,7 @@ class Results:
     samples: list[Sample]
     compiler: dict[Cell, CompilerTimes]
     growths: list[Growth]
+    large: list[large.Call]
     checks: list[Check]
 
 
@@ -152,6 +157,7 @@ def _told(settings: Settings, results: Results) -> Outcome:
         tables=[
             *report.tables(results.samples, results.compiler, results.first_calls),
             growth.table(results.growths),
+            *([large.table(results.large)] if results.large else []),
         ],
         checks=results.checks,
         costs=_costs(results.samples),
@@ -197,15 +203,19 @@ def measured(settings: Settings, progress: Progress) -> Results:
         progress.add_task("the compiler, and without it", total=None)
     progress.add_task("growth", total=None)
     growths = growth.growths(settings.far)
+    progress.add_task("many vectors", total=None)
+    many = large.calls(settings.large) if settings.large else []
     return Results(
         first_calls=first_calls() if settings.compiler else None,
         samples=samples,
         compiler=compiler_times(small) if small else {},
         growths=growths,
+        large=many,
         checks=[
             *sample_checks(samples),
             *_special_checks(settings, progress),
             *growth.checks(growths),
+            *(large.checks(many) if many else []),
         ],
     )
 

@@ -52,6 +52,14 @@ def circle(n: int) -> Vectors:
     return np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
 
 
+def clustered(n: int, d: int, seed: int) -> Vectors:
+    """Return n vectors, (n, d), in two clusters far from each other."""
+    rng = np.random.default_rng([seed, len(FAMILIES)])
+    vectors = rng.standard_normal((n, d), dtype=np.float32)
+    vectors[: n // 2] += 4.0 * rng.standard_normal(d, dtype=np.float32)
+    return vectors
+
+
 def simplices(corners: int, copies: int) -> Vectors:
     """Return the corners of a simplex several times: many subsets tie."""
     return np.repeat(np.eye(corners, dtype=np.float32), copies, axis=0)
