@@ -9,7 +9,6 @@ bug; one below it proves nothing more than that this attack found none.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -33,6 +32,7 @@ from flwr_safedshb.privacy.randomness.noise import (
     SecureRandomness,
     SeededRandomness,
 )
+from simulations.command import Parser, at_least, between, complaining, prepare_file
 
 Floats = npt.NDArray[np.float64]
 
@@ -256,21 +256,22 @@ def _table(results: Sequence[AuditResult]) -> Table:
     return table
 
 
+@complaining
 def main(arguments: Sequence[str] | None = None) -> int:
     """Audit every sampler and clipping path; 1 if a bound is violated, else 0."""
-    parser = argparse.ArgumentParser(prog="python -m simulations.audit")
-    parser.add_argument("--trials", type=int, default=10_000, help="per dataset")
-    parser.add_argument("--delta", type=float, default=0.05)
-    parser.add_argument("--confidence", type=float, default=0.999)
-    parser.add_argument("--seed", type=int, default=1)
+    parser = Parser(prog="python -m simulations.audit")
+    parser.add_argument(
+        "--trials", type=at_least(100), default=10_000, help="per dataset"
+    )
+    parser.add_argument("--delta", type=between(0, 1), default=0.05)
+    parser.add_argument("--confidence", type=between(0, 1), default=0.999)
+    parser.add_argument("--seed", type=at_least(0), default=1)
     parser.add_argument(
         "--secure", action="store_true", help="the deployment's randomness, no seed"
     )
     parser.add_argument("--output", type=Path, default=Path("outputs/audit.json"))
     options = parser.parse_args(arguments)
-    if options.trials < 100 or not 0 < options.confidence < 1:
-        parser.error("--trials must be at least 100, --confidence between 0 and 1")
-
+    prepare_file(options.output)
     randomness = (
         SecureRandomness() if options.secure else SeededRandomness(options.seed)
     )
@@ -283,7 +284,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "seed": None if options.secure else options.seed,
         "results": [{**asdict(result), "holds": result.holds} for result in results],
     }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(report, indent=2) + "\n")
     return 0 if all(result.holds for result in results) else 1
 

@@ -40,6 +40,21 @@ def at_least(least: int) -> Callable[[str], int]:
     return number
 
 
+def between(low: float, high: float) -> Callable[[str], float]:
+    """Return a type of arguments: numbers above `low` and below `high`."""
+
+    def number(text: str) -> float:
+        value = float(text)
+        if not low < value < high:
+            raise argparse.ArgumentTypeError(
+                f"{text} must be above {low:g} and below {high:g}"
+            )
+        return value
+
+    number.__name__ = "number"
+    return number
+
+
 def complaining(main: Callable[P, int]) -> Callable[P, int]:
     """Let a command say in one line what is wrong with its settings, and return 2.
 
@@ -59,15 +74,34 @@ def complaining(main: Callable[P, int]) -> Callable[P, int]:
     return careful
 
 
+def prepare_folder(path: Path) -> None:
+    """Make a folder, and refuse one in which nothing can be written."""
+    with explained():
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+
+
+def prepare_file(path: Path) -> None:
+    """Make the folder of a file that a command will write at its end, or refuse it."""
+    if path.is_dir():
+        raise SettingsError(f"{path} is a folder; name a file in it")
+    prepare_folder(path.parent)
+
+
+def prepare_picture(path: Path) -> None:
+    """Do so for a picture, whose ending has to name a format."""
+    if path.suffix not in (formats := (".pdf", ".png", ".svg")):
+        raise SettingsError(f"{path} must end in one of {', '.join(formats)}")
+    prepare_file(path)
+
+
 @contextmanager
 def alone_at(path: Path) -> Iterator[None]:
     """Let no other run write to a file or folder meanwhile; a kill ends that, too.
 
     Its folder is made, and refused if nothing can be written there.
     """
-    with explained():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path.parent).close()
+    prepare_folder(path.parent)
     digest = hashlib.sha256(bytes(path.absolute())).hexdigest()[:16]
     lock = Path(tempfile.gettempdir()) / f"safedshb-{os.getuid()}-{digest}.lock"
     with lock.open("w") as file:

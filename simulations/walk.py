@@ -11,7 +11,6 @@ function that is called so counts once, however often and by whomever it is call
 
 from __future__ import annotations
 
-import argparse
 import ast
 import logging
 import re
@@ -37,6 +36,7 @@ from flwr_safedshb import (
     SeededRandomness,
     client_app,
 )
+from simulations.command import Parser
 
 PACKAGE = Path(flwr_safedshb.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "rooms.md"
@@ -227,13 +227,14 @@ def _function(frame: FrameType) -> Function | None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Print the walk, or write it into the documentation."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = Parser(description=__doc__.partition("\n")[0])
     parser.add_argument("--write", action="store_true", help="into docs/rooms.md")
+    options = parser.parse_args(arguments)
     walk = walk_a_round()
     for line in walk.lines():
         print(line)
     print(f"{len(walk.called)} functions called across files, {len(walk.files)} files")
-    if parser.parse_args(arguments).write:
+    if options.write:
         draw(PICTURE)
         PAGE.write_text(page_with(PAGE.read_text(), walk))
 

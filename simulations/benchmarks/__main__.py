@@ -17,7 +17,7 @@ from rich.console import Console
 from simulations.benchmarks import history, sheet
 from simulations.benchmarks.measure import timed
 from simulations.benchmarks.outcome import OUT, show_table
-from simulations.command import Parser, complaining
+from simulations.command import Parser, complaining, prepare_folder
 from simulations.results.publish import check_page, publish
 
 BENCHMARKS = ("aggregation", "client_step", "startup", "engine", "end_to_end")
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.quick:
             parser.error("--page shows whole runs: leave out --quick")
         check_page(options.page, "benchmarks")
-    options.out.mkdir(parents=True, exist_ok=True)
+    prepare_folder(options.out)
     console = Console()
     sections = []
     for name in names:

@@ -247,4 +247,4 @@ def _special_checks(settings: Settings, progress: Progress) -> list[Check]:
 
 
 if __name__ == "__main__":
-    outcome.main(run, __doc__)
+    raise SystemExit(outcome.main(run, __doc__))

@@ -142,4 +142,4 @@ def _plot(figure: Figure, times: Times) -> None:
 
 
 if __name__ == "__main__":
-    outcome.main(run, __doc__)
+    raise SystemExit(outcome.main(run, __doc__))

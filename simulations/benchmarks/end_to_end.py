@@ -175,4 +175,4 @@ def _draw(figure: Figure, grown: Sequence[Rounds], slope: float) -> None:
 
 
 if __name__ == "__main__":
-    main(run, __doc__)
+    raise SystemExit(main(run, __doc__))

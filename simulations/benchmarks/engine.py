@@ -179,4 +179,4 @@ def _draw(figure: Figure, typical: Mapping[str, float]) -> None:
 
 
 if __name__ == "__main__":
-    main(run, __doc__)
+    raise SystemExit(main(run, __doc__))

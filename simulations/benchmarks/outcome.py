@@ -7,7 +7,6 @@ nothing is asserted: a busy machine may miss a bound that a quiet one meets.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,6 +19,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table as RichTable
 
 from simulations.benchmarks.measure import machine
+from simulations.command import Parser, complaining, prepare_folder
 from simulations.results.plots import STYLE
 
 OUT = Path("outputs/benchmarks")
@@ -165,11 +165,12 @@ def write(directory: Path, outcome: Outcome) -> None:
             figure.savefig(path.with_suffix(".png"), dpi=120)
 
 
+@complaining
 def main(
     run: Callable[[bool], Outcome],
     words: str | None,
     arguments: Sequence[str] | None = None,
-) -> None:
+) -> int:
     """Be the command of a benchmark: measure, print, write.
 
     Parameters
@@ -180,14 +181,16 @@ def main(
     arguments : sequence of str, optional
         By default the command's.
     """
-    parser = argparse.ArgumentParser(description=(words or "").partition("\n")[0])
+    parser = Parser(description=(words or "").partition("\n")[0])
     parser.add_argument(
         "--quick", action="store_true", help="small sizes, to see that it runs"
     )
     parser.add_argument("--out", type=Path, default=OUT, help="directory")
     options = parser.parse_args(arguments)
+    prepare_folder(options.out)
     outcome = run(options.quick)
     console = Console()
     show(console, outcome)
     write(options.out, outcome)
     console.print(f"Written: {options.out / outcome.name}.json", highlight=False)
+    return 0

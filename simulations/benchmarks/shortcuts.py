@@ -30,6 +30,7 @@ from flwr_safedshb import (
     client_app,
 )
 from flwr_safedshb.flower import compat
+from simulations.command import Parser
 
 Functions = Mapping[str, Callable[..., object]]
 
@@ -93,4 +94,5 @@ def main(repeats: int = 5) -> None:
 
 
 if __name__ == "__main__":
+    Parser(description=__doc__.splitlines()[0]).parse_args()
     main()

@@ -93,4 +93,4 @@ def _plot(figure: Figure, seconds: Mapping[str, float]) -> None:
 
 
 if __name__ == "__main__":
-    outcome.main(run, __doc__)
+    raise SystemExit(outcome.main(run, __doc__))

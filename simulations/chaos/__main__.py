@@ -22,16 +22,26 @@ from simulations.chaos import band, problem
 from simulations.chaos.faults import FAULTS, Fault
 from simulations.chaos.findings import Finding
 from simulations.chaos.suite import cleared, trained
+from simulations.command import Parser, at_least, complaining, prepare_folder
+from simulations.config import SettingsError
 from simulations.loopback import ROOT
 
 STEPS = 6
 
 
+@complaining
 def main(arguments: list[str] | None = None) -> int:
     """Run the suite; return the exit code."""
     options = _options(arguments)
     console = Console(log_path=False)
     begin = time.monotonic()
+    prepare_folder(options.output)
+    known = {"federation", "report.json"}
+    if others := {path.name for path in options.output.iterdir()} - known:
+        raise SettingsError(
+            f"--output {options.output} is emptied before a run, and {min(others)} in "
+            "it is of no run; name another folder"
+        )
     cleared(options.output)
     faults = [fault for fault in FAULTS if fault.key in options.only]
     with console.status("") as status:
@@ -98,10 +108,10 @@ def _write(
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
+    parser = Parser(prog="chaos", description=__doc__)
     keys = [fault.key for fault in FAULTS]
     parser.add_argument("--only", nargs="+", choices=keys, default=keys, metavar="KEY")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=at_least(0), default=1)
     parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "chaos")
     parser.epilog = f"Keys: {', '.join(keys)}."
     return parser.parse_args(arguments)

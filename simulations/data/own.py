@@ -6,7 +6,7 @@ an experiment as such files, to try a deployment with.
 
 from __future__ import annotations
 
-import sys
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from simulations.command import Parser, complaining, prepare_folder
+from simulations.config import SettingsError, check_values, explained
 from simulations.data.federation import Examples
 
 _NAMES = {"inputs", "labels", "num_classes"}
@@ -60,20 +62,28 @@ def load_own(path: Path) -> Own:
     return Own((torch.from_numpy(inputs), torch.from_numpy(labels)), num_classes)
 
 
-def main(arguments: Sequence[str]) -> None:
+@complaining
+def main(arguments: Sequence[str] | None = None) -> int:
     """Write the shares of an experiment, one file a node."""
     from simulations.experiment import federation
 
-    folder, overrides = Path(arguments[0]), " ".join(arguments[1:])
-    folder.mkdir(parents=True, exist_ok=True)
-    data = federation(overrides)
-    for index, shard in enumerate(data.shards):
-        path = folder / f"share-{index}.npz"
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("overrides", nargs="*", help="such as num_nodes=3")
+    options = parser.parse_args(arguments)
+    overrides = shlex.join(options.overrides)
+    check_values(overrides)
+    with explained("data"):
+        data = federation(overrides)
+    prepare_folder(options.folder)
+    paths = [options.folder / f"share-{i}.npz" for i in range(len(data.shards))]
+    if there := [path for path in paths if path.exists()]:
+        raise SettingsError(f"{there[0]} is there already; name another folder")
+    for path, shard in zip(paths, data.shards, strict=True):
         save_own(path, Own(shard, data.num_classes))
         print(f"{path}: {len(shard[1])} examples")
+    return 0
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    main(sys.argv[1:])
+    raise SystemExit(main())

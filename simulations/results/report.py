@@ -6,7 +6,6 @@ loads nothing: pictures are inside it, and it reads on a phone as on a desk.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -14,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from simulations.command import Parser, complaining, prepare_file
+from simulations.config import explained
 from simulations.results import page, plots, record
 from simulations.results.plots import Curve, Floats
 from simulations.results.record import RunRecord
@@ -271,25 +272,29 @@ def _words(name: str) -> str:
     return name.replace("_", " ").replace("-", " ")
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+@complaining
+def main(argv: Sequence[str] | None = None) -> int:
     """Write the page of the runs in some files."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--output", type=Path, default=Path("report.html"))
     args = parser.parse_args(argv)
     runs = []
     for path in args.files:
-        run = record.read(path)
+        with explained():
+            run = record.read(path)
         if run is None:
             parser.error(f"{path} is not the result of a run")
         runs.append(run)
+    prepare_file(args.output)
     if len(runs) == 1:
         text = run_page(runs[0])
     else:
         text = sweep_page("Safe-DSHB: a sweep", {"All runs": grouped(runs)})
     args.output.write_text(text)
     print(f"report: {args.output}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

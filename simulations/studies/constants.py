@@ -8,7 +8,6 @@ above, and how near it comes says how much of a constant is real.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ from flwr_safedshb.theory import (
     kappa_lower_bound,
     kappa_spectral,
 )
+from simulations.command import Parser, at_least, complaining, prepare_file
 
 Floats = NDArray[np.float64]
 # From n vectors, (n, d), of which the last n - f are S: error over kappa times spread.
@@ -223,14 +223,20 @@ def summary(found: Sequence[Found]) -> str:
     return "\n".join(lines) + "\n"
 
 
+@complaining
 def main(arguments: Sequence[str] | None = None) -> int:
     """Attack every constant; 1 if one is broken."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--largest", type=int, default=9, help="n (default: 9)")
-    parser.add_argument("--starts", type=int, default=12, help="of the optimiser")
-    parser.add_argument("--steps", type=int, default=250, help="from each start")
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("--largest", type=at_least(5), default=9, help="n (default: 9)")
+    parser.add_argument(
+        "--starts", type=at_least(1), default=12, help="of the optimiser"
+    )
+    parser.add_argument(
+        "--steps", type=at_least(1), default=250, help="from each start"
+    )
     parser.add_argument("--out", type=Path, default=Path("outputs/constants.md"))
     options = parser.parse_args(arguments)
+    prepare_file(options.out)
     found = [
         one
         for claim in claims()
@@ -240,7 +246,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     broken = [one for one in found if one.best > one.proven * (1.0 + RESOLUTION)]
     text = table(found) + "\n" + summary(found)
     print(text)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(text)
     print(f"{len(found)} constants attacked, {len(broken)} broken; see {options.out}")
     return 1 if broken else 0

@@ -6,7 +6,6 @@ answer, and the table says how far each rule is moved.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -33,7 +32,10 @@ from flwr_safedshb.aggregation import (
     TrimmedMean,
 )
 from flwr_safedshb.attacks import ALIE, FOE, Attack, FarCluster, NonFinite, SignFlip
+from flwr_safedshb.theory import check_num_malicious
 from simulations.benchmarks.measure import record
+from simulations.command import Parser, at_least, between, complaining, prepare_file
+from simulations.config import explained
 
 Floats = NDArray[np.float32]
 
@@ -183,25 +185,31 @@ def _kappa(name: str, settings: Settings) -> str:
     return "-" if value is None else f"{value:.1f} {rule.notion[0]}"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+@complaining
+def main(arguments: Sequence[str] | None = None) -> int:
     """Try every rule against every attack, print a table, write JSON."""
     defaults = Settings()
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--n", type=int, default=defaults.n, help="clients")
-    parser.add_argument("--f", type=int, default=defaults.f, help="adversaries")
-    parser.add_argument("--d", type=int, default=defaults.d, help="dimension")
-    parser.add_argument("--signal", type=float, default=defaults.signal)
-    parser.add_argument("--seeds", type=int, default=defaults.seeds)
+    number = at_least(1)
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("--n", type=number, default=defaults.n, help="clients")
+    parser.add_argument("--f", type=number, default=defaults.f, help="adversaries")
+    parser.add_argument("--d", type=number, default=defaults.d, help="dimension")
+    parser.add_argument("--signal", type=between(-1e6, 1e6), default=defaults.signal)
+    parser.add_argument("--seeds", type=number, default=defaults.seeds)
     parser.add_argument("--out", type=Path, default=Path("outputs/duel/duel.json"))
     options = vars(parser.parse_args(arguments))
     out = options.pop("out")
     settings = Settings(**options)
+    with explained():
+        check_num_malicious(settings.n, settings.f)
+    prepare_file(out)
     results = tried(settings)
     console = Console()
     show(console, settings, results)
     record(out, asdict(settings), results)
     console.print(f"Written: {out}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -6,7 +6,6 @@ the only thing that differs is what the server does with what it receives.
 
 from __future__ import annotations
 
-import argparse
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.progress import track
 
+from simulations.command import Parser, at_least, complaining, prepare_picture
 from simulations.engines import run
 from simulations.results import record
 from simulations.results.plots import Curve, panels
@@ -60,12 +60,14 @@ def picture(runs: dict[str, dict[str, list[RunRecord]]]) -> Figure:
     return figure
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+@complaining
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run, and write the picture."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=5)
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=at_least(1), default=5)
     parser.add_argument("--out", type=Path, default=Path("docs/images/attack.png"))
     options = parser.parse_args(arguments)
+    prepare_picture(options.out)
     wanted = [
         (attack, method, overrides(method, ATTACKS[attack], seed))
         for attack in ATTACKS
@@ -82,10 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for method, records in methods.items():
             last = np.mean([r["evaluations"]["accuracy"][-1] for r in records])
             print(f"{attack}; {method}: accuracy {last:.3f}")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     picture(runs).savefig(options.out, dpi=110)
     print(f"Written: {options.out}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

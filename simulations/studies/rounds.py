@@ -8,7 +8,6 @@ vectors that move the aggregate most, and the bound is held against what they re
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from flwr_safedshb import theory
 from flwr_safedshb.aggregation import SMEA
+from simulations.command import Parser, at_least, complaining, prepare_file
 
 Floats = NDArray[np.float64]
 
@@ -143,15 +143,20 @@ def table(found: Sequence[Measured]) -> str:
     return "\n".join(lines) + "\n"
 
 
+@complaining
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure all federations; 1 if a bound is broken or further than stated."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--draws", type=int, default=4, help="rounds of each federation"
+        "--draws", type=at_least(1), default=4, help="rounds of each federation"
     )
-    parser.add_argument("--largest", type=int, default=50, help="leave out larger n")
+    smallest = min(n for n, _ in FEDERATIONS)
+    parser.add_argument(
+        "--largest", type=at_least(smallest), default=50, help="leave out larger n"
+    )
     parser.add_argument("--out", type=Path, default=Path("outputs/rounds.md"))
     options = parser.parse_args(arguments)
+    prepare_file(options.out)
     found = [
         measure(n, f, d, options.draws)
         for n, f in FEDERATIONS
@@ -160,7 +165,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     factors = [factor for one in found for factor in one.factors]
     text = table(found)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(text)
     print(text)
     print(

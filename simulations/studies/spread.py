@@ -8,7 +8,6 @@ h - 1, decides: beside it the dimension hardly counts.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flwr_safedshb.theory import heterogeneity, noise_spread
+from simulations.command import Parser, at_least, complaining, prepare_picture
 from simulations.results.plots import LOOKS, PANEL, STYLE
 
 CLIENTS = (4, 16, 64)
@@ -82,17 +82,21 @@ def _finish(axes: Axes, title: str, limits: tuple[float, float]) -> None:
     axes.legend(fontsize=8)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+@complaining
+def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the table, write the picture."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--draws", type=int, default=200, help="of noise, for a figure")
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--draws", type=at_least(1), default=200, help="of noise, for a figure"
+    )
     parser.add_argument("--out", type=Path, default=Path("outputs/spread.png"))
     options = parser.parse_args(arguments)
+    prepare_picture(options.out)
     print(table(options.draws))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     figure(options.draws).savefig(options.out, dpi=110)
     print(f"Written: {options.out}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

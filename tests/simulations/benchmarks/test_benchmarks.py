@@ -319,6 +319,7 @@ def test_tiny_run_prints_a_table_and_writes_its_files(
         filter_cell=(20, 2, 50),
         memory_cell=None,
         hostile=False,
+        large=(),
         far=False,
     )
     monkeypatch.setattr(aggregation, "QUICK", tiny)

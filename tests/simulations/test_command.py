@@ -1,0 +1,120 @@
+"""Commands say in one line what is wrong with their arguments, before they start."""
+
+import importlib
+import shlex
+from pathlib import Path
+
+import pytest
+
+FILE = "/proc/nope/x.json"  # nothing can be made there, not even as root
+WRONG = {
+    "simulations.audit": [
+        ("--trials 99", "--trials: 99 must be at least 100"),
+        ("--trials abc", "--trials: invalid whole number value: 'abc'"),
+        ("--delta -1", "--delta: -1 must be above 0 and below 1"),
+        ("--delta nan", "--delta: nan must be above 0 and below 1"),
+        ("--confidence 1", "--confidence: 1 must be"),
+        ("--seed -1", "--seed: -1 must be at least 0"),
+        (f"--output {FILE}", "/proc/nope"),
+    ],
+    "simulations.studies.duel": [
+        ("--n -3", "--n: -3 must be at least 1"),
+        ("--n ten", "--n: invalid whole number value: 'ten'"),
+        ("--f 5", "f=5 needs n > 2f, got n=10"),
+        ("--f 0", "--f: 0 must be at least 1"),
+        ("--d 0", "--d: 0 must be at least 1"),
+        ("--signal inf", "--signal: inf must be"),
+        ("--signal much", "--signal: invalid number value: 'much'"),
+        ("--seeds 0", "--seeds: 0 must be at least 1"),
+        ("--rule SMEA", "unrecognized arguments: --rule SMEA"),
+        ("--out .", "is a folder"),
+    ],
+    "simulations.studies.picture": [
+        ("--seeds 0", "--seeds: 0 must be at least 1"),
+        ("--out x.txt", "x.txt must end in one of .pdf"),
+        ("--out /proc/nope/x.png", "/proc/nope"),
+    ],
+    "simulations.studies.spread": [
+        ("--draws -2", "--draws: -2 must be at least 1"),
+        ("--out x", "x must end in one of"),
+    ],
+    "simulations.studies.rounds": [
+        ("--draws 0", "--draws: 0 must be at least 1"),
+        ("--largest 6", "--largest: 6 must be at least 7"),
+        (f"--out {FILE}", "/proc/nope"),
+    ],
+    "simulations.studies.constants": [
+        ("--largest 4", "--largest: 4 must be at least 5"),
+        ("--starts 0", "--starts: 0 must be at least 1"),
+        ("--steps x", "--steps: invalid whole number value: 'x'"),
+        (f"--out {FILE}", "/proc/nope"),
+    ],
+    "simulations.walk": [("--nope", "unrecognized arguments: --nope")],
+    "simulations.chaos.__main__": [
+        ("--only nothing", "invalid choice: 'nothing'"),
+        ("--seed -1", "--seed: -1 must be at least 0"),
+        (f"--output {FILE}", "/proc/nope"),
+    ],
+    "simulations.benchmarks.__main__": [
+        ("nothing", "nothing: the benchmarks are"),
+        (f"--quick --out {FILE}", "/proc/nope"),
+    ],
+    "simulations.results.report": [
+        ("missing.json", "missing.json is not the result of a run"),
+        ("/proc", "/proc"),
+    ],
+    "simulations.data.own": [
+        ("", "required: folder"),
+        ("new num_nodes=abc", "num_nodes: Value 'abc'"),
+        ("new num_malicious_nodes=5", "num_malicious_nodes=5 of num_nodes=7"),
+        ("new data=nothing", "data=nothing: there is no such option"),
+        (f"{FILE} data.num_examples=400", "/proc/nope"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "given", "words"),
+    [(module, *case) for module, cases in WRONG.items() for case in cases],
+)
+def test_wrong_arguments_are_one_line_and_nothing_starts(
+    module: str,
+    given: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = importlib.import_module(module).main(shlex.split(given))
+    except SystemExit as left:  # of the parser
+        code = left.code
+    assert code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert words in printed.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_benchmarks_refuse_a_folder_before_they_measure(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from simulations.benchmarks.outcome import Outcome, main
+
+    def run(quick: bool) -> Outcome:
+        raise AssertionError("measured")
+
+    assert main(run, "Words.", ["--out", "/proc/nope"]) == 2
+    assert "/proc/nope" in capsys.readouterr().err
+
+
+def test_chaos_empties_no_folder_of_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    chaos = importlib.import_module("simulations.chaos.__main__")
+    assert chaos.main(["--output", str(tmp_path)]) == 2
+    assert "thesis.tex" in capsys.readouterr().err
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
