@@ -9,13 +9,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flwr_safedshb.attacks.base import Aggregate, Floats
 from flwr_safedshb.exchange.arrays import encoded, read
-from flwr_safedshb.flower.compat import copied, refilled, same, set_id
+from flwr_safedshb.flower.compat import (
+    ErrorCode,
+    copied,
+    refilled,
+    same,
+    set_id,
+)
 from flwr_safedshb.flower.grid import WrappedGrid
 
 # From honest vectors of shape (h, d), by node id, to f vectors; an `Attack` is one.
@@ -32,7 +38,8 @@ class AdversarialGrid(WrappedGrid):
 
     The nodes with the f largest ids never get their training messages. In their place
     the adversaries, having seen every honest reply to the same batch of messages, send
-    what `attack` says, in replies that otherwise look like those of an honest node.
+    what `attack` says, in replies that otherwise look like those of an honest node;
+    where no honest node has sent a vector, they answer with an error as well.
     Messages that are not for training pass, and so does everything under an attack on
     data: its nodes run the honest protocol.
 
@@ -80,15 +87,26 @@ class AdversarialGrid(WrappedGrid):
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Push what is for honest nodes and keep the rest."""
+        messages = list(messages)
         step, passed = self._intercept(messages)
-        step.waiting = set(self.grid.push_messages(passed))
+        pushed = list(self.grid.push_messages(passed))
+        step.waiting = set(pushed)
         self._steps.append(step)
-        return [*step.waiting, *step.intercepted]
+        kept = {id(message): name for name, message in step.intercepted.items()}
+        others = iter(pushed)
+        return [kept.get(id(message)) or next(others) for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Pull honest replies; adversarial ones come when all of those are there."""
         wanted = set(message_ids)
-        replies = list(self.grid.pull_messages(wanted & self._waiting()))
+        asked = wanted & self._waiting()
+        try:
+            replies = list(self.grid.pull_messages(asked))
+        except Exception:
+            # Adversaries would wait for ever for a reply that cannot be read.
+            for step in self._steps:
+                step.waiting -= asked
+            raise
         for step in self._steps:
             ids = step.waiting
             step.replies += [
@@ -138,7 +156,10 @@ class AdversarialGrid(WrappedGrid):
             for reply in step.replies
             if reply.has_content() and reply.content.array_records
         ]
-        if not asked or not honest:
+        if not honest:
+            yield from map(_failed, asked)
+            return
+        if not asked:
             return
         honest.sort(key=lambda reply: reply.metadata.src_node_id)
         vectors = np.stack([flattened(reply.content) for reply in honest])
@@ -147,6 +168,14 @@ class AdversarialGrid(WrappedGrid):
             reply = Message(replaced(honest[0].content, vector), reply_to=message)
             set_id(reply, f"{message.metadata.message_id}-reply")
             yield reply
+
+
+def _failed(message: Message) -> Message:
+    """Return an error, so that nobody waits for what will not come."""
+    error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "no honest vector to go by")
+    reply = Message(error, reply_to=message)
+    set_id(reply, f"{message.metadata.message_id}-reply")
+    return reply
 
 
 @dataclass

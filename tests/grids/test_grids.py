@@ -227,6 +227,28 @@ def test_adversaries_answer_pulls_when_all_honest_replies_are_there() -> None:
     assert grid.pull_messages(ids) == []
 
 
+def test_ids_come_in_the_order_of_their_messages() -> None:
+    inner = InProcessGrid(make_app(partition_model), 5)
+    grid = AdversarialGrid(inner, negated_mean, 2)
+    messages = instruct(grid)[::-1]
+    ids = grid.push_messages(messages)
+    assert [m.metadata.message_id for m in messages] == ids
+
+
+def test_adversaries_do_not_wait_for_a_reply_that_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inner = InProcessGrid(make_app(partition_model), 3)
+    grid = AdversarialGrid(inner, negated_mean, 1)
+    first, second, hostile = grid.push_messages(instruct(grid))
+    with monkeypatch.context() as patch:
+        patch.setattr(inner, "pull_messages", lambda ids: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            grid.pull_messages([first])
+    assert len(grid.pull_messages([second])) == 1
+    assert len(grid.pull_messages([hostile])) == 1
+
+
 @pytest.mark.parametrize("attack", [negated_mean, LabelFlip()])
 def test_adversaries_answer_pulls_one_by_one(attack: AttackFunction) -> None:
     grid = AdversarialGrid(InProcessGrid(make_app(partition_model), 5), attack, 2)
@@ -235,14 +257,19 @@ def test_adversaries_answer_pulls_one_by_one(attack: AttackFunction) -> None:
         assert reply.metadata.reply_to_message_id == message_id
 
 
-def test_other_messages_pass_and_silence_makes_adversaries_silent() -> None:
+def test_other_messages_pass_and_adversaries_fail_where_all_others_do() -> None:
+    """An adversary that stayed silent would let the round wait for its timeout."""
+
     def silent(message: Message, context: Context) -> Message:
         raise RuntimeError
 
     app = make_app(silent)
     app.evaluate()(lambda message, context: reply(message, []))
     grid = AdversarialGrid(InProcessGrid(app, 3), negated_mean, 1)
-    assert [r.has_error() for r in grid.send_and_receive(instruct(grid))] == [True] * 2
+    assert [r.has_error() for r in grid.send_and_receive(instruct(grid))] == [True] * 3
+    ids = grid.push_messages(instruct(grid))
+    pulled = [reply for name in ids for reply in grid.pull_messages([name])]
+    assert [r.metadata.reply_to_message_id for r in pulled] == list(ids)
     questions = instruct(grid)
     for question in questions:
         question.metadata.message_type = "evaluate"

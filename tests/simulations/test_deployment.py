@@ -59,6 +59,17 @@ def test_deployment_trains_and_ledgers_hold_what_was_released(tmp_path: Path) ->
             assert saved.step == steps - 1
 
 
+def test_a_node_that_never_joins_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = Deployment(tmp_path, 1)
+    monkeypatch.setattr("simulations.loopback.federation._REJOIN_SECONDS", 0.3)
+    monkeypatch.setattr(federation, "start_node", lambda index: None)
+    monkeypatch.setattr(federation, "log", lambda name, characters=0: "waiting")
+    with pytest.raises(RuntimeError, match="node-0 could not join again"):
+        federation.restart_node(0)
+
+
 def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
