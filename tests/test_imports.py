@@ -30,16 +30,17 @@ PACKAGE = Path(flwr_safedshb.__file__).parent
 # The rooms a room may import from, besides itself.
 ROOMS: dict[str, set[str]] = {
     "files": set(),
+    "words": set(),
     "theory": set(),
     "aggregation": {"theory"},
     "attacks": {"aggregation"},
-    "privacy": {"files"},
+    "privacy": {"files", "words"},
     "flower": set(),
     "exchange": {"flower"},
-    "server": {"aggregation", "theory", "flower", "exchange", "files"},
-    "client": {"privacy", "flower", "exchange"},
+    "server": {"aggregation", "theory", "flower", "exchange", "files", "words"},
+    "client": {"privacy", "flower", "exchange", "files", "words"},
     "grids": {"client", "attacks", "flower", "exchange"},
-    "deployment": {"client", "privacy", "flower", "files"},
+    "deployment": {"client", "privacy", "flower", "files", "words"},
 }
 ROOMS["cli"] = set(ROOMS)
 FLOWER_ROOMS = ("flower", "exchange", "server", "client", "grids", "deployment", "cli")

@@ -26,6 +26,8 @@ from collections.abc import Sequence
 from importlib import metadata
 from types import ModuleType
 
+from flwr_safedshb.words import shown_lines
+
 YES, NO, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -36,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = int(options.run(options))
         sys.stdout.flush()
     except (ValueError, FileNotFoundError) as error:
-        print(f"safedshb {options.command}: {error}", file=sys.stderr)
+        print(shown_lines(f"safedshb {options.command}: {error}"), file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
         print(f"safedshb {options.command}: stopped", file=sys.stderr)

@@ -38,7 +38,11 @@ def show(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    from flwr_safedshb.words import shown_lines
+
+    table = Table(
+        title=Text(shown_lines(title)), title_justify="left", box=box.SIMPLE_HEAD
+    )
     for i, head in enumerate(heads):
         table.add_column(
             head,
@@ -48,5 +52,5 @@ def show(
         )
     for row in rows:
         # As text: what stands in brackets is no markup.
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(shown_lines(cell)) for cell in row))
     Console().print(table)

@@ -26,6 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     from flwr_safedshb.cli._listing import show
     from flwr_safedshb.deployment.approvals import KEY, contents, write
     from flwr_safedshb.flower.bundle import built
+    from flwr_safedshb.words import shown
 
     path: Path = arguments.app
     found = contents(built(path) if path.is_dir() else path.read_bytes())
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         title = f"{found.publisher}/{found.name} {found.version}"
         show(title, ("file", "bytes", "imports"), rows, number="bytes")
         for part, place in found.components.items():
-            print(f"{part}: {place}")
+            print(shown(f"{part}: {place}"))
         print(f'{KEY} = "{found.hash}"')
     if arguments.node is not None:
         write(arguments.node, found)

@@ -15,10 +15,13 @@ import argparse
 import csv
 import io
 import json
+import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from flwr_safedshb.words import cell, shown_lines
 
 if TYPE_CHECKING:
     from flwr_safedshb.privacy.ledger.ledger import Charge, Ledger
@@ -86,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
             else:
                 _show(path, _summary(ledger))
     except LedgerError as error:
-        print(f"safedshb ledger: {error}", file=sys.stderr)
+        print(shown_lines(f"safedshb ledger: {error}"), file=sys.stderr)
         return 1
     return 0
 
@@ -177,13 +180,18 @@ def _export(charges: list[Charge], form: str, output: Path | None) -> None:
         with io.StringIO() as buffer:
             writer = csv.DictWriter(buffer, names, lineterminator="\n")
             writer.writeheader()
-            writer.writerows(rows)
+            writer.writerows(
+                {k: cell(v) if isinstance(v, str) else v for k, v in row.items()}
+                for row in rows
+            )
             text = buffer.getvalue()
     if output is None:
         print(text, end="")
         return
     try:
-        with output.open("x") as file:
+        # Nobody else's to read, whatever the umask.
+        handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
         raise ValueError(f"--output={output} exists and is not overwritten") from None

@@ -7,6 +7,7 @@ else that depends on the data leaves: no loss, no norm, no text of an exception.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Collection, Mapping, Sized
 from functools import lru_cache
 from logging import ERROR
@@ -39,12 +40,12 @@ from flwr_safedshb.privacy.gaussian import Data
 from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted, LedgerError
 from flwr_safedshb.privacy.plan import Clipping, PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import Randomness, SecureRandomness
+from flwr_safedshb.words import is_plain
 
 __all__ = ["PrivateClientApp", "RefusedError", "SafeDSHBClient", "client_app"]
 
 Scalar = bool | bytes | float | int | str
 
-_MAX_SESSION = 64
 _METRICS = MetricRecord({"num-examples": 0})
 
 
@@ -168,8 +169,10 @@ class SafeDSHBClient(NumPyClient):
             raise RefusedError("the message must have step, an integer of at least 0")
         if not isinstance(beta, float | int) or not 0.0 <= beta < 1.0:
             raise RefusedError("the message must have momentum, a number in [0, 1)")
-        if not isinstance(session, str) or len(session) > _MAX_SESSION:
-            raise RefusedError("the message's session must be a short text")
+        if not isinstance(session, str) or not is_plain(session):
+            raise RefusedError(
+                "the message's session must be up to 64 letters, digits, '.', '_', '-'"
+            )
         shapes = [array.shape for array in parameters]
         if shapes != self.arrays.shapes:
             raise RefusedError(
@@ -261,10 +264,15 @@ def client_app(client_fn: ClientFn) -> ClientApp:
 def reply_with(
     message: Message, arrays: ArrayRecord, momentum: Arrays, num_examples: int
 ) -> Message:
-    """Return the momentum under the names of the model's arrays."""
+    """Return the momentum under the names of the model's arrays.
+
+    A record travels under the hash of its bytes. One that others could guess they could
+    send first, with parts that are not its own: so this one has a number of its own.
+    """
+    metrics = {"num-examples": num_examples, "nonce": secrets.randbits(62)}
     records = {
         "arrays": written(arrays, momentum),
-        "metrics": refilled(_METRICS, {"num-examples": num_examples}),
+        "metrics": refilled(_METRICS, metrics),
     }
     return Message(refilled(message.content, records), reply_to=message)
 

@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Self
 
 from flwr_safedshb.files import replace_file
+from flwr_safedshb.words import shown
 
 KEY = "approved-apps"
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -160,8 +161,9 @@ def write(path: Path, found: Contents) -> None:
         changed = re.sub(rf"(?m)^{KEY}[ \t]*=.*\n?", lambda _: line, text, count=1)
     else:
         # Before the first table: what follows one would belong to it.
-        about = f"# {found.publisher}/{found.name} {found.version}\n"
-        changed = re.sub(r"(?m)^(?=\[)|\Z", f"{about}{line}", text, count=1)
+        about = shown(f"# {found.publisher}/{found.name} {found.version}")
+        more = f"{about}\n{line}"
+        changed = re.sub(r"(?m)^(?=\[)|\Z", lambda _: more, text, count=1)
     try:
         kept = tomllib.loads(changed) == {**before, KEY: words}
     except tomllib.TOMLDecodeError:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import sqlite3
 from pathlib import Path
 
@@ -170,3 +171,46 @@ def test_what_a_dead_writer_left_is_undone_in_the_copy_alone(
     (dead / journal.name).unlink()
     with pytest.raises(LedgerError), snapshot(dead / path.name):
         pass
+
+
+ODD = '=HYPERLINK("http://x","\x1b[31m\u202e")\r\nrun'
+
+
+def written_before(path: Path, name: str) -> None:
+    """Write a charge under a name that a ledger no longer takes."""
+    with Ledger(path) as ledger, ledger._store.transaction() as transaction:
+        ledger._store.append(transaction, ONE, 1, name)
+
+
+@pytest.mark.parametrize("start", ["", "=", "+", "-", "@", " =", "\t=", "\r="])
+def test_odd_names_of_old_ledgers_are_shown_as_text(
+    start: str, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written_before(path, start + ODD)
+    for arguments in (("show",), ("show", "--json"), ("export",)):
+        code, out, _ = said(capsys, *arguments, str(path))
+        assert code == 0
+        assert {c for c in out if not c.isprintable()} == {"\n"}
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert len(rows) == 4
+    assert rows[-1]["run"][0] not in "=+-@ \t\r"
+    assert "HYPERLINK" in rows[-1]["run"]
+
+
+@pytest.mark.parametrize("name", [ODD, "a b", "-1", ".", "x" * 65, "é", "a\n"])
+def test_a_ledger_takes_plain_names_only(path: Path, name: str) -> None:
+    with Ledger(path) as ledger:
+        with pytest.raises(ValueError, match="run="):
+            ledger.charge(ONE, run=name)
+        assert len(ledger.charges()) == 3
+
+
+def test_an_export_is_its_owners_whatever_the_umask(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, before = tmp_path / "charges.csv", os.umask(0)
+    try:
+        assert said(capsys, "export", str(path), "--output", str(output))[0] == 0
+    finally:
+        os.umask(before)
+    assert output.stat().st_mode & 0o777 == 0o600

@@ -155,6 +155,10 @@ def test_no_budget_is_charged_for_a_message_that_is_refused(tmp_path: Path) -> N
         ([*THETA], {**good, "momentum": float("nan")}),
         ([*THETA], {**good, "session": "x" * 65}),
         ([*THETA], {**good, "session": 5}),
+        ([*THETA], {**good, "session": ""}),
+        ([*THETA], {**good, "session": "=1+1"}),
+        ([*THETA], {**good, "session": "red \x1b[31m"}),
+        ([*THETA], {**good, "session": "two\nlines"}),
         ([THETA[0]], good),
         ([*THETA, THETA[0]], good),
         ([THETA[0].T, THETA[1]], good),
@@ -333,10 +337,20 @@ def test_a_failing_client_fn_or_ledger_says_nothing_about_the_node(
 def test_replies_hold_the_momentum_and_the_number_of_examples_only() -> None:
     (reply,) = send(client_app(make))
     assert reply.content.keys() == {"arrays", "metrics"}
-    assert dict(reply.content.metric_records["metrics"]) == {"num-examples": 20}
+    told = dict(reply.content.metric_records["metrics"])
+    assert told.pop("nonce") is not None
+    assert told == {"num-examples": 20}
     legacy = ClientApp(client_fn=lambda context: make(context).to_client())
     (reply,) = send(legacy, legacy=True)
     assert dict(reply.content.config_records["fitres.metrics"]) == {}
+
+
+def test_nobody_can_guess_what_a_reply_is_made_of() -> None:
+    """Records travel under the hash of their bytes; the noise of these is seeded."""
+    (one,) = send(client_app(make))
+    (two,) = send(client_app(make))
+    assert one.content["arrays"].object_id == two.content["arrays"].object_id
+    assert one.content["metrics"].object_id != two.content["metrics"].object_id
 
 
 def test_evaluation_is_refused_unless_the_client_has_its_own() -> None:

@@ -33,6 +33,7 @@ from flwr_safedshb.privacy.accounting.limits import (
 from flwr_safedshb.privacy.ledger.database import LedgerCorrupted, LedgerError, create
 from flwr_safedshb.privacy.ledger.store import Charge, Store, genesis, now
 from flwr_safedshb.privacy.plan import PrivacyPlan
+from flwr_safedshb.words import is_plain
 
 __all__ = [
     "BudgetExhausted",
@@ -113,6 +114,8 @@ class Ledger:
 
         Raises
         ------
+        ValueError
+            If `run` is not a plain name: it is kept for the ledger's life.
         BudgetExhausted
             If all charges together would exceed ``max_epsilon``; none is made.
         LedgerError
@@ -120,6 +123,12 @@ class Ledger:
         """
         if checked_steps(steps) == 0:
             raise ValueError("steps=0 must be at least 1")
+        name = str(run)
+        if name and not is_plain(name):
+            raise ValueError(
+                f"run={name[:80]!r} must be up to 64 letters, digits, '.', '_' and "
+                "'-', and begin with a letter or digit"
+            )
         for attempt in itertools.count():
             with self._store.transaction() as transaction:
                 totals = dict(self._store.totals(transaction))
@@ -127,7 +136,7 @@ class Ledger:
                     self._learn(totals, plan)
                 fits = self._fits(totals, plan, steps)
                 if fits:
-                    self._store.append(transaction, plan, steps, str(run))
+                    self._store.append(transaction, plan, steps, name)
             if fits:
                 return
             if fits is False:

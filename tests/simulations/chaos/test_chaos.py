@@ -57,7 +57,7 @@ def reply(node: int, step: int, **changes: object) -> dict[str, object]:
         "to": f"{node}-{step}",
         "error": None,
         "records": ["arrays", "metrics"],
-        "metrics": {"metrics": {"num-examples": EXAMPLES}},
+        "metrics": {"metrics": {"num-examples": EXAMPLES, "nonce": 7}},
         "arrays": {"arrays/weight": vector.tolist()},
         **changes,
     }
