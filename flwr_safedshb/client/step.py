@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flwr_safedshb.client.momentum import keep, recall
-from flwr_safedshb.client.node import keep_to_budget
+from flwr_safedshb.client.momentum import has_room, keep, recall
+from flwr_safedshb.client.node import RefusedError, keep_to_budget
 from flwr_safedshb.exchange.arrays import Arrays
-from flwr_safedshb.privacy.gaussian import Draw, Vector, prepare, private_gradients
+from flwr_safedshb.privacy.gaussian import (
+    BLOCK,
+    Draw,
+    Vector,
+    prepare,
+    private_gradients,
+)
 
 if TYPE_CHECKING:
     from flwr_safedshb.client.client import SafeDSHBClient
@@ -41,10 +47,13 @@ def take_step(client: SafeDSHBClient, step: Step, parameters: Arrays) -> Arrays:
 def charge(client: SafeDSHBClient, step: Step) -> None:
     """Charge the node's ledger, so that a crash may waste budget and hides nothing.
 
-    A model that cannot be trained privately is refused first, and costs nothing.
+    A model that cannot be trained privately is refused first, and one whose momentum
+    the disk has no room for; both cost nothing.
     """
     prepare(client.gradients, client.dataset)
     if client.ledger is not None:
+        if not has_room(client.ledger, client.gradients.size):
+            raise RefusedError("the disk of this node has no room for the momentum")
         client.ledger.charge(client.plan, run=step.session)
     else:
         keep_to_budget(client.plan, client.max_epsilon, client.delta, step.number)
@@ -71,11 +80,18 @@ def gradients(
 
 
 def finish(client: SafeDSHBClient, step: Step, gradient: Vector) -> Arrays:
-    """Update the momentum with a private gradient, (d,), keep it and return it."""
-    past = recall(step.session, step.number, client.context, client.ledger)
-    # Line 4: m_t = beta m_{t-1} + (1 - beta) g~_t.
-    exact = np.multiply(gradient, 1.0 - step.momentum, dtype=np.float64)
-    exact += step.momentum * past.newest.momentum
-    momentum = exact.astype(np.float32)
-    keep(step, momentum, past, client.context, client.ledger)
-    return client.arrays.split(momentum)
+    """Update the momentum with a private gradient, (d,), keep it and return it.
+
+    The momentum takes the place of the gradient: a model may be as large as it fits.
+    """
+    where = client.context, client.ledger
+    past = recall(step.session, step.number, len(gradient), *where)
+    earlier = np.broadcast_to(past.momentum, gradient.shape)
+    for start in range(0, len(gradient), BLOCK):
+        block = slice(start, start + BLOCK)
+        # Line 4: m_t = beta m_{t-1} + (1 - beta) g~_t.
+        exact = np.multiply(gradient[block], 1.0 - step.momentum, dtype=np.float64)
+        exact += step.momentum * earlier[block]
+        gradient[block] = exact
+    keep(step, gradient, past, *where)
+    return client.arrays.split(gradient)

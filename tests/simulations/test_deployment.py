@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from flwr.serverapp import ServerApp
 
+from flwr_safedshb.client.momentum_files import Kept, MomentumFiles
 from flwr_safedshb.client.node import LEDGER_NAME
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.privacy.ledger.ledger import Ledger
@@ -54,9 +55,13 @@ def test_deployment_trains_and_ledgers_hold_what_was_released(tmp_path: Path) ->
             charges = [(c.plan, c.steps, c.run) for c in ledger.charges()]
             assert charges == [(plan, 1, progress.session)] * steps
             assert ledger.epsilon() == pytest.approx(plan.epsilon(steps, delta))
-            saved = ledger.load_state(progress.session)
-            assert saved is not None
-            assert saved.step == steps - 1
+        kept = newest(folder / f"node-{index}", progress.session)
+        assert kept is not None
+        assert kept.step == steps - 1
+
+
+def newest(state_dir: Path, session: str, size: int = 69) -> Kept | None:
+    return MomentumFiles(state_dir).newest(session, 10**6, size)
 
 
 def test_a_node_that_never_joins_is_not_waited_for_for_ever(
@@ -92,7 +97,7 @@ def test_hostile_node_and_a_node_killed_in_a_step(tmp_path: Path) -> None:
 
         def saved_steps() -> int:
             sessions = {charge.run for charge in Ledger(path).charges()}
-            saved = Ledger(path).load_state(sessions.pop())
+            saved = newest(path.parent, sessions.pop(), size=3)
             return -1 if saved is None else saved.step
 
         wait_until(lambda: charges() == 1 and saved_steps() == 0)
@@ -109,19 +114,19 @@ def test_hostile_node_and_a_node_killed_in_a_step(tmp_path: Path) -> None:
         # Step 1 was charged and never released; the momentum goes on without it.
         total = len(ledger.charges())
         assert {(c.plan, c.run) for c in ledger.charges()} == {(PLAN, progress.session)}
-        saved = ledger.load_state(progress.session)
+    saved = newest(path.parent, progress.session, size=3)
     assert saved is not None
     assert saved.step == ROUNDS - 1
     taken = [0, *range(ROUNDS - (total - 2), ROUNDS)]
     assert total >= 3
-    assert np.allclose(saved.arrays[0].astype(float), momentum(0, taken), atol=1e-6)
+    assert np.allclose(saved.momentum.astype(float), momentum(0, taken), atol=1e-6)
     for index in (1, 2):
         with Ledger(folder / f"node-{index}" / LEDGER_NAME) as ledger:
             assert len(ledger.charges()) == ROUNDS
-            saved = ledger.load_state(progress.session)
+        saved = newest(folder / f"node-{index}", progress.session, size=3)
         assert saved is not None
         expected = momentum(index, range(ROUNDS))
-        assert np.allclose(saved.arrays[0].astype(float), expected, atol=1e-6)
+        assert np.allclose(saved.momentum.astype(float), expected, atol=1e-6)
 
 
 def check_rounds(rounds: list[dict[str, object]]) -> None:

@@ -16,7 +16,6 @@ import hashlib
 import io
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +30,7 @@ from flwr_safedshb.privacy.accounting.limits import (
     checked_steps,
 )
 from flwr_safedshb.privacy.ledger.database import LedgerCorrupted, LedgerError, create
-from flwr_safedshb.privacy.ledger.store import Charge, Store, genesis, now
+from flwr_safedshb.privacy.ledger.store import Charge, Store, genesis
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.words import is_plain
 
@@ -46,8 +45,6 @@ __all__ = [
 
 # Attempts after which accounting is done while other processes wait.
 _PATIENCE = 2
-# Runs whose state is kept: the running one, and a few that may still come back.
-_RUNS_KEPT = 4
 
 Others = frozenset[tuple[PrivacyPlan, int]]
 Arrays = list[npt.NDArray[np.generic]]
@@ -109,6 +106,11 @@ class Ledger:
         self.max_epsilon = self._agreed(max_epsilon, delta)
         self._limits: dict[tuple[PrivacyPlan, Others], int] = {}
 
+    @property
+    def path(self) -> Path:
+        """The file, by its real name."""
+        return self._store.path
+
     def charge(self, plan: PrivacyPlan, steps: int = 1, run: str | int = "") -> None:
         """Charge ``steps`` releases under ``plan``; on disk when this returns.
 
@@ -163,26 +165,11 @@ class Ledger:
         with self._store.transaction() as transaction:
             return self._store.charges(transaction)
 
-    def save_state(
-        self, run_id: str | int, step: int, arrays: Sequence[npt.NDArray[np.generic]]
-    ) -> None:
-        """Keep a run's arrays (its momentum) after ``step``; on disk on return."""
-        with io.BytesIO() as buffer:
-            for array in arrays:
-                np.save(buffer, array, allow_pickle=False)
-            content = buffer.getvalue()
-        row = (str(run_id), now(), step, content, _digest(str(run_id), step, content))
-        with self._store.transaction() as transaction:
-            transaction.execute("INSERT OR REPLACE INTO state VALUES (?,?,?,?,?)", row)
-            transaction.execute(
-                "DELETE FROM state WHERE run NOT IN "
-                # By the order of writing: a clock may have been set back.
-                "(SELECT run FROM state ORDER BY rowid DESC LIMIT ?)",
-                (_RUNS_KEPT,),
-            )
-
     def load_state(self, run_id: str | int) -> SavedState | None:
-        """Return what `save_state` kept last for the run, or None for a new run."""
+        """Return what an older version kept of the run here, if it did.
+
+        It had no file for a momentum and put it into the ledger.
+        """
         with self._store.transaction() as transaction:
             row = transaction.execute(
                 "SELECT step, arrays, hash FROM state WHERE run = ?", (str(run_id),)
@@ -200,6 +187,11 @@ class Ledger:
             while buffer.tell() < len(content):
                 arrays.append(np.load(buffer, allow_pickle=False))
         return SavedState(step, arrays)
+
+    def forget_state(self, run_id: str | int) -> None:
+        """Drop what `load_state` returns."""
+        with self._store.transaction() as transaction:
+            transaction.execute("DELETE FROM state WHERE run = ?", (str(run_id),))
 
     def close(self) -> None:
         """Release the file."""

@@ -25,6 +25,7 @@ from flwr_safedshb.privacy.ledger.ledger import (
     LedgerError,
 )
 from flwr_safedshb.privacy.plan import PrivacyPlan
+from tests.privacy.ledger.older import keep_as_before
 
 DELTA = 1e-5
 # How often a writer is killed; set it higher to be surer.
@@ -391,8 +392,8 @@ def spent(path: Path) -> Ledger:
     ledger = Ledger(path, 5.0, DELTA)
     for step in range(40):
         ledger.charge(PLAN if step % 3 else OTHER, run=step // 10)
-    ledger.save_state(3, 39, [np.arange(200.0)])
     ledger.close()
+    keep_as_before(path, "3", 39, [np.arange(200.0)])
     return ledger
 
 
@@ -507,10 +508,10 @@ def test_file_removed_replaced_or_rolled_back_in_use_is_noticed(path: Path) -> N
         ledger.charge(CHEAP)
 
 
-# The state of a run
+# The state of a run, as an older version kept it
 
 
-def test_state_survives_exactly_and_belongs_to_its_run(path: Path) -> None:
+def test_old_state_is_read_exactly_and_belongs_to_its_run(path: Path) -> None:
     ledger = Ledger(path, 1.0, DELTA)
     assert ledger.load_state(7) is None
     arrays: list[np.ndarray[tuple[int, ...], np.dtype[np.generic]]] = [
@@ -518,43 +519,23 @@ def test_state_survives_exactly_and_belongs_to_its_run(path: Path) -> None:
         np.array(3.0),
         np.empty((0, 4), dtype=np.float64),
     ]
-    ledger.save_state(7, 0, [np.zeros(3)])
-    ledger.save_state(7, 12, arrays)
-    saved = Ledger(path).load_state("7")
+    keep_as_before(path, "7", 12, arrays)
+    saved = ledger.load_state("7")
     assert saved is not None
     assert saved.step == 12
     assert [a.dtype for a in saved.arrays] == [a.dtype for a in arrays]
     for mine, theirs in zip(saved.arrays, arrays, strict=True):
         np.testing.assert_array_equal(mine, theirs)
     assert ledger.load_state(8) is None  # a new run starts without momentum
+    ledger.forget_state(7)
+    assert Ledger(path).load_state(7) is None
 
 
-def test_states_of_old_runs_are_dropped(path: Path) -> None:
+def test_old_state_is_never_unpickled(path: Path) -> None:
     ledger = Ledger(path, 1.0, DELTA)
-    for run in range(8):
-        ledger.save_state(run, 1, [np.zeros(2)])
-        time.sleep(0.002)
-    kept = [run for run in range(8) if ledger.load_state(run)]
-    assert kept == [4, 5, 6, 7]
-
-
-def test_nothing_is_pickled(path: Path) -> None:
-    ledger = Ledger(path, 1.0, DELTA)
+    keep_as_before(path, "1", 1, [np.array([{}], dtype=object)])
     with pytest.raises(ValueError, match="allow_pickle"):
-        ledger.save_state(1, 1, [np.array([{}], dtype=object)])
-
-
-def test_state_of_the_running_run_survives_a_clock_set_back(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ledger = Ledger(path, max_epsilon=1.0, delta=DELTA)
-    for run in range(6):
-        time_then = f"20{50 - run}-01-01T00:00:00.000+00:00"
-        monkeypatch.setattr(
-            "flwr_safedshb.privacy.ledger.ledger.now", lambda t=time_then: t
-        )
-        ledger.save_state(run, 0, [np.zeros(1)])
-        assert ledger.load_state(run) is not None
+        ledger.load_state(1)
 
 
 def test_damaged_state_is_refused_and_the_budget_is_not(
