@@ -3,7 +3,7 @@ BIN := .venv/bin
 
 # Tests of what Flower calls, and of what we call in Flower.
 FLOWER := tests/client tests/server tests/flower tests/grids tests/deployment \
-	tests/simulations/test_engines.py tests/simulations/test_deployment.py \
+	tests/simulations/test_engines.py tests/simulations/loopback/test_deployment.py \
 	tests/test_examples.py
 
 .PHONY: help setup peers browser lint format check test compat docs demo duel audit \
@@ -73,10 +73,10 @@ audit: setup ## Measure the privacy of the client's own code
 	$(BIN)/python -m simulations.audit
 
 reproduce: setup ## The paper's experiments: runs, panels, table
-	$(BIN)/python -m simulations.studies.paper.reproduce
+	$(BIN)/python -m simulations.studies.paper
 
 beyond: setup ## Other rules, tasks and federations than the paper's
-	$(BIN)/python -m simulations.studies.beyond.study
+	$(BIN)/python -m simulations.studies.beyond
 
 chaos: setup ## Break a real federation in every way, and check what must hold
 	$(BIN)/python -m simulations.chaos

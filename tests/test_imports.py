@@ -211,3 +211,55 @@ def test_every_public_name_is_there() -> None:
     assert set(flwr_safedshb.__all__) <= set(dir(flwr_safedshb))
     with pytest.raises(AttributeError, match="Nothing"):
         _ = flwr_safedshb.Nothing  # type: ignore[attr-defined]
+
+
+SIMULATIONS = Path(__file__).parents[1] / "simulations"
+# The same in the simulations: what an experiment is made of, then what is made of it.
+_EXPERIMENT = {"config", "overrides", "data", "models", "schedules"}
+_ENGINES = {*_EXPERIMENT, "experiment", "check", "app", "loopback"}
+STUDY = {"command", "config", "data", "engines", "results"}
+SIMULATION_ROOMS: dict[str, set[str]] = {
+    "overrides": set(),
+    "config": {"overrides"},
+    "command": {"config"},
+    # Its command that writes the shares of an experiment.
+    "data": {"command", "config", "experiment"},
+    "models": {"data"},
+    "schedules": {"data", "models"},
+    "experiment": _EXPERIMENT,
+    "check": {*_EXPERIMENT, "experiment"},
+    "app": {*_EXPERIMENT, "experiment", "check"},
+    "loopback": set(),
+    "engines": _ENGINES,
+    "results": {*_ENGINES, "engines", "command"},
+    "run": {*_ENGINES, "engines", "command", "results"},
+    "benchmarks": {*_ENGINES, "engines", "command", "results"},
+    "chaos": {"loopback", "command", "config"},
+    "audit": {"command", "config"},
+    "walk": {*_ENGINES, "engines", "command"},
+}
+
+
+def simulation_room(module: str) -> str:
+    """Return the room of a module; every study is a room of its own."""
+    _, room, *rest = module.split(".")
+    return f"studies.{rest[0]}" if room == "studies" and rest else room
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(SIMULATIONS.rglob("*.py")),
+    ids=lambda path: str(path.relative_to(SIMULATIONS)),
+)
+def test_simulations_import_one_way_and_no_study_another(path: Path) -> None:
+    name = ".".join(path.relative_to(SIMULATIONS.parent).with_suffix("").parts)
+    if "flower-app" in name or "clock" in name:
+        return  # not modules of the package
+    room = simulation_room(name)
+    allowed = STUDY if room.startswith("studies.") else SIMULATION_ROOMS.get(room)
+    assert allowed is not None or room in ("__init__", "studies"), f"{room} is no room"
+    for module, imported in imports(path.read_text()):
+        whole = f"{module}.{imported}".rstrip(".")
+        if whole.startswith("simulations."):
+            target = simulation_room(whole)
+            assert target in {room, *(allowed or ())}, f"{path.name}: {whole}"

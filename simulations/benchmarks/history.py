@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from simulations.benchmarks.measure import machine
 from simulations.benchmarks.outcome import Table
+from simulations.results.machine import machine
 
 PATH = Path(__file__).with_name("history.jsonl")
 # Costs differ by so much from run to run.

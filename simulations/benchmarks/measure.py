@@ -1,25 +1,18 @@
-"""What every benchmark needs: a clock, the memory of a process, and a record of both.
+"""What every benchmark needs: a clock, and the memory of a process.
 
 Machines are shared and noisy, so what is compared is timed in turns and by the time of
 the processor (`in_turns`): where others wait for it too, a clock on the wall makes long
-calls look longer than short ones. A figure never stands without the machine and the
-versions that it comes from (`record`).
+calls look longer than short ones.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 import time
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
-
-PACKAGES = ("numpy", "scipy", "numba", "torch", "opacus", "byzfl", "byzpy")
 
 
 def timed(call: Callable[[], T]) -> tuple[float, T]:
@@ -77,36 +70,3 @@ def resident(key: str) -> int:
 def reset_peak() -> None:
     """Let the peak of the resident set start again from what is resident now."""
     Path("/proc/self/clear_refs").write_text("5")
-
-
-def machine() -> dict[str, object]:
-    """Say where the figures come from: processor, load, versions of what is there."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "versions": versions,
-    }
-
-
-def _processor() -> str:
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        for line in information.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
-
-
-def record(path: Path, settings: Mapping[str, object], results: object) -> None:
-    """Write figures as JSON, with the settings and the machine that they belong to."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figures = {"settings": settings, "machine": machine(), "results": results}
-    path.write_text(json.dumps(figures, indent=2) + "\n")

@@ -18,8 +18,8 @@ from rich import box
 from rich.console import Console, JustifyMethod
 from rich.table import Table as RichTable
 
-from simulations.benchmarks.measure import machine
 from simulations.command import Parser, complaining, prepare_folder
+from simulations.results.machine import machine
 from simulations.results.plots import STYLE
 
 OUT = Path("outputs/benchmarks")

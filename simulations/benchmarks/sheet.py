@@ -11,7 +11,7 @@ from typing import TypedDict
 from simulations.benchmarks.history import Entry
 from simulations.benchmarks.outcome import Check, Table
 from simulations.results import page
-from simulations.studies.paper.summary import row
+from simulations.results.summary import table as markdown_table
 
 
 class Found(TypedDict):
@@ -97,9 +97,9 @@ def markdown(sections: Sequence[Section], now: Entry) -> str:
         ]
         heads = ("target", "measured", "bound", "", "note")
         for table in [*section.tables, Table("Targets", heads, verdicts)]:
-            lines = [table.heads, ["---"] * len(table.heads), *table.rows]
             blocks.append(f"**{escape(table.title)}**")
-            blocks.append("\n".join(row([*map(_cell, line)]) for line in lines))
+            first, *rows = ([*map(_cell, line)] for line in [table.heads, *table.rows])
+            blocks.append("\n".join(markdown_table(first, rows)))
             if table.caption:
                 blocks.append(escape(table.caption))
     return "\n\n".join(blocks)

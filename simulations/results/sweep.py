@@ -7,32 +7,22 @@ under its name is replaced.
 
 from __future__ import annotations
 
-import argparse
 import logging
-import multiprocessing
-import os
 import shlex
-import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
-from simulations.command import at_least
+from simulations.command import Parser, alone_at, at_least
 from simulations.config import SettingsError, keys
 from simulations.results import record
+from simulations.results.parallel import in_processes
+from simulations.results.publish import check_page
 from simulations.results.record import RunRecord
 
 
@@ -125,130 +115,88 @@ class Sweep(Generic[C]):
 
 
 def run_all(
-    work: Sweep[C], todo: Sequence[C], workers: int, done: Callable[[C], None]
+    work: Sweep[C], todo: Sequence[C], workers: int, console: Console
 ) -> dict[C, str]:
-    """Run cases on processes of one thread each; return what failed, and why.
-
-    Parameters
-    ----------
-    work : Sweep
-    todo : sequence of cases
-    workers : int
-    done : callable
-        Called after every run, in this process.
-    """
-    failed: dict[C, str] = {}
-    # Spawned and not forked: torch's threads do not survive a fork.
-    pool = ProcessPoolExecutor(
-        max_workers=workers,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_begin,
-    )
-    with _one_thread(), pool:
-        futures: dict[Future[str | None], C] = {
-            pool.submit(_attempt, work, case): case for case in todo
-        }
-        try:
-            for future in as_completed(futures):
-                error = future.result()
-                if error is not None:
-                    failed[futures[future]] = error
-                done(futures[future])
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return failed
+    """Run cases on several processes; return what failed, and why."""
+    tasks = [(i, work, case) for i, case in enumerate(todo)]
+    found = in_processes(_attempt, tasks, workers, "runs", console)
+    return {todo[i]: error for (i, error), _ in found if error is not None}
 
 
-def show_progress(
-    console: Console, work: Sweep[C], todo: Sequence[C], workers: int
+def complete(
+    console: Console, work: Sweep[C], workers: int, again: bool = False
 ) -> bool:
-    """Run with a live display of what is done and the time left.
-
-    Returns
-    -------
-    bool
-        Whether all went well; what did not is printed.
-    """
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
+    """Run what is missing, or all of it `again`; return whether all went well."""
+    todo = list(work.cases) if again else work.missing()
+    there = len(work.cases) - len(todo)
+    console.print(f"{len(work.cases)} runs, {there} of them are there")
+    if not todo:
+        return True
     start = time.perf_counter()
-    # The speed of many runs, not of the last few: two end at once, then none for long.
-    with Progress(*columns, console=console, speed_estimate_period=120) as display:
-        task = display.add_task("runs", total=len(todo))
-
-        def done(case: C) -> None:
-            display.update(task, advance=1, description=case.name)
-
-        failed = run_all(work, todo, workers, done)
+    failed = run_all(work, todo, workers, console)
     console.print(f"{len(todo)} runs took {time.perf_counter() - start:.0f} s")
     for case, error in failed.items():
         console.print(f"{case.name} failed: {error}", style="bold red")
     return not failed
 
 
-def complete(console: Console, work: Sweep[C], workers: int) -> bool:
-    """Run what is missing; return whether everything is there then."""
-    todo = work.missing()
-    there = len(work.cases) - len(todo)
-    console.print(f"{len(work.cases)} runs, {there} of them are there")
-    return show_progress(console, work, todo, workers) if todo else True
-
-
-def add_arguments(
-    parser: argparse.ArgumentParser, output: str, seeds: Sequence[int]
-) -> None:
-    """Add the arguments that every sweep has."""
+def sweep_parser(
+    description: str, output: str, seeds: Sequence[int], page: bool = True
+) -> Parser:
+    """Return a parser with the arguments that every sweep has."""
+    parser = Parser(description=description)
     parser.add_argument("--output", type=Path, default=Path(output))
-    parser.add_argument("--workers", type=at_least(1), default=os.cpu_count() or 1)
+    parser.add_argument("--workers", type=at_least(1), help="processes; all cores")
     parser.add_argument("--seeds", nargs="+", type=at_least(0), default=seeds)
     parser.add_argument(
         "--set", nargs="+", default=[], help="Hydra overrides of all runs: steps=.."
     )
+    if page:
+        parser.add_argument(
+            "--page", type=Path, help="also put tables and figures into this page"
+        )
+    return parser
 
 
-def _attempt(work: Sweep[C], case: C) -> str | None:
+def conduct(
+    args: Namespace,
+    cases: Iterable[C],
+    conclude: Callable[[Console, dict[C, RunRecord]], None],
+    page: str = "",
+    again: bool = False,
+) -> int:
+    """Check all runs, run what is missing, and conclude; return the exit code.
+
+    Parameters
+    ----------
+    args : Namespace
+        Of a `sweep_parser`.
+    cases : iterable of cases
+    conclude : callable of the console and all runs
+    page : str
+        Name of the marks in ``args.page``.
+    again : bool
+        Run also what is there.
+    """
+    work = Sweep(args.output, tuple(dict.fromkeys(cases)), tuple(args.set))
+    if page and args.page is not None:
+        check_page(args.page, page)
+    work.check()
+    console = Console()
+    with alone_at(args.output / "runs"):
+        if not complete(console, work, args.workers, again):
+            return 1
+        conclude(console, work.runs())
+    return 0
+
+
+def _attempt(number: int, work: Sweep[C], case: C) -> tuple[int, str | None]:
     """Run a case; return why it failed, as text, for not every exception travels."""
-    try:
-        work.run(case)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
-
-
-class _one_thread:  # noqa: N801  # read as a statement: with _one_thread()
-    """Let the processes started inside have one thread each: small sums only wait."""
-
-    _NAMES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
-    def __enter__(self) -> None:
-        self._before = {name: os.environ.get(name) for name in self._NAMES}
-        os.environ.update(dict.fromkeys(self._NAMES, "1"))
-
-    def __exit__(self, *_: object) -> None:
-        for name, value in self._before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def _begin() -> None:
     import flwr  # noqa: F401  # its logger must be there before it is set
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent has: the pool's own would wait forever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    try:
+        work.run(case)
+    except Exception as error:
+        return number, f"{type(error).__name__}: {error}"
+    return number, None

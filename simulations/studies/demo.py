@@ -11,16 +11,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from simulations.command import Parser, alone_at, complaining
+from simulations.command import complaining
 from simulations.results.record import RunRecord
 from simulations.results.report import epsilons, sweep_page
-from simulations.results.sweep import Sweep, add_arguments, show_progress
-from simulations.studies.paper.summary import final
+from simulations.results.summary import final
+from simulations.results.sweep import conduct, sweep_parser
 
 SEEDS = (1, 2, 3, 4, 5)
 TITLE = "Hospitals train a tumour classifier, and some are hijacked"
@@ -108,33 +110,23 @@ def show(console: Console, groups: Mapping[str, Sequence[RunRecord]]) -> None:
 @complaining
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, print a table, write a report."""
-    parser = Parser(description=__doc__.splitlines()[0])
-    add_arguments(parser, "outputs/demo", SEEDS)
-    args = parser.parse_args(argv)
-    console = Console()
-    seeds = tuple(dict.fromkeys(args.seeds))
-    cases = tuple(Case(setting, seed) for seed in seeds for setting in SETTINGS)
-    work = Sweep(args.output, cases, tuple(args.set))
-    work.check()
-    console.print(f"{len(SETTINGS)} settings, {len(seeds)} seeds each")
-    with alone_at(args.output / "runs"):
-        return conclude(console, work, args.workers)
-
-
-def conclude(console: Console, work: Sweep[Case], workers: int) -> int:
-    """Run, print and write; return 1 if a run failed."""
+    words = __doc__.splitlines()[0]
+    args = sweep_parser(words, "outputs/demo", SEEDS, page=False).parse_args(argv)
+    cases = (Case(setting, seed) for seed in args.seeds for setting in SETTINGS)
     # All of them, also those that are there: who asks for a demo wants to see it.
-    if not show_progress(console, work, work.cases, workers):
-        return 1
-    groups = by_setting(work.runs())
+    return conduct(args, cases, partial(conclude, args.output), again=True)
+
+
+def conclude(folder: Path, console: Console, runs: Mapping[Case, RunRecord]) -> None:
+    """Print the story and the table, and write the report."""
+    groups = by_setting(runs)
     text = story(groups["SMEA, attacked"][0])
     console.print(text, highlight=False)
     show(console, groups)
-    page = work.folder / "report.html"
+    page = folder / "report.html"
     panels = {"With and without an attack": groups}
     page.write_text(sweep_page(TITLE, panels, lead=text))
     console.print(f"Report, with plots: {page}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -33,9 +33,9 @@ from flwr_safedshb.aggregation import (
 )
 from flwr_safedshb.attacks import ALIE, FOE, Attack, FarCluster, NonFinite, SignFlip
 from flwr_safedshb.theory import check_num_malicious
-from simulations.benchmarks.measure import record
 from simulations.command import Parser, at_least, between, complaining, prepare_file
 from simulations.config import explained
+from simulations.results.machine import record
 
 Floats = NDArray[np.float32]
 

@@ -13,8 +13,8 @@ from simulations import engines, run
 from simulations.check import check, check_study
 from simulations.config import SettingsError, composed, override
 from simulations.studies import demo
-from simulations.studies.beyond import study as beyond
-from simulations.studies.paper import reproduce
+from simulations.studies.beyond import __main__ as beyond
+from simulations.studies.paper import __main__ as reproduce
 
 ROOT = Path(__file__).parents[2]
 

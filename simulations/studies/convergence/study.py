@@ -21,10 +21,10 @@ from flwr_safedshb.attacks import ALIE, FOE, Attack, MinMax
 from flwr_safedshb.files import replace_file
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from simulations.config import check_numbers
+from simulations.results.bootstrap import Estimate, resampled, slope
 from simulations.results.parallel import in_processes
 from simulations.results.plots import LOOKS, PANEL, STYLE, save
 from simulations.studies.convergence.problem import Floats, Problem
-from simulations.studies.trilemma.analysis import Estimate, resampled, slope
 
 ATTACKS: dict[str, Attack | None] = {
     "no adversaries": None,

@@ -13,17 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulations.results.record import RunRecord
-from simulations.studies.paper.reproduce import ATTACKS, BENCHMARK
+from simulations.results.summary import ATTACK_WORDS, curve, final, losses
+from simulations.results.summary import table as markdown_table
+from simulations.studies.paper.cases import ATTACKS, BENCHMARK
 from simulations.studies.paper.summary import (
-    ATTACK_WORDS,
     METHOD_WORDS,
     Runs,
-    curve,
-    final,
     group,
-    losses,
     regimes,
-    row,
     table,
 )
 
@@ -220,12 +217,12 @@ def tables(runs: Runs) -> str:
         "",
     ]
     lines += _table(table(runs, losses), {})
-    heads = ["statement", "whose", "", "seen"]
-    lines += ["", "### Statements of the paper, and ours", "", row(heads)]
-    lines.append(row(["---"] * len(heads)))
-    for verdict in verdicts(runs):
-        holds = "holds" if verdict.holds else "**does not hold**"
-        lines.append(row([verdict.statement, verdict.whose, holds, verdict.evidence]))
+    lines += ["", "### Statements of the paper, and ours", ""]
+    said = [
+        [v.statement, v.whose, "holds" if v.holds else "**does not hold**", v.evidence]
+        for v in verdicts(runs)
+    ]
+    lines += markdown_table(["statement", "whose", "", "seen"], said)
     lines += ["", "### Privacy", ""]
     for regime in regimes(runs):
         privacy = next(r for c, r in runs.items() if c.regime == regime)["privacy"]
@@ -254,9 +251,10 @@ def _table(
 ) -> list[str]:
     """Return the lines of a table, with further columns at its end."""
     heads = ["regime", "attack", *METHOD_WORDS.values(), *more]
-    lines = [row(heads), row(["---"] * len(heads))]
-    for i, found in enumerate(rows):
-        cells = [str(found["regime"]), ATTACK_WORDS[str(found["attack"])]]
-        cells += [str(found.get(method, "-")) for method in METHOD_WORDS]
-        lines.append(row([*cells, *(column[i] for column in more.values())]))
-    return lines
+    cells = [
+        [str(found["regime"]), ATTACK_WORDS[str(found["attack"])]]
+        + [str(found.get(method, "-")) for method in METHOD_WORDS]
+        + [column[i] for column in more.values()]
+        for i, found in enumerate(rows)
+    ]
+    return markdown_table(heads, cells)

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flwr_safedshb.theory import kappa_smea, mean_estimation_bound
+from simulations.results.bootstrap import (
+    RESAMPLES,
+    Estimate,
+    estimate,
+    resampled,
+    slope,
+)
 from simulations.studies.trilemma.points import Point
 
 Floats = NDArray[np.float64]
 
-RESAMPLES = 2000
 TOLERANCE = 0.25
 # What the lower bound says of the exponents, without adversaries.
 PREDICTED = {"d, f = 0": 1.0, "m, f = 0": -2.0, "epsilon, f = 0": -2.0}
@@ -87,58 +92,10 @@ class Cell:
 Measured = Mapping[tuple[str, float, str], Cell]
 
 
-class Estimate(TypedDict):
-    """A figure with its interval."""
-
-    value: float
-    low: float
-    high: float
-
-
 def curve(measured: Measured, sweep: str, rule: str) -> list[Cell]:
     """Return the cells of a rule along a sweep, by value."""
     cells = [c for c in measured.values() if c.sweep == sweep and c.rule == rule]
     return sorted(cells, key=lambda cell: cell.value)
-
-
-def resampled(samples: Sequence[Floats], rng: np.random.Generator) -> Floats:
-    """Return means of resampled seeds, (resamples, samples)."""
-    columns = [
-        sample[rng.integers(len(sample), size=(RESAMPLES, len(sample)))].mean(axis=1)
-        for sample in samples
-    ]
-    return np.stack(columns, axis=1)
-
-
-def estimate(value: float, resamples: Floats) -> Estimate:
-    """Return a figure with the interval of its resamples."""
-    low, high = np.quantile(resamples, [0.025, 0.975])
-    return Estimate(value=float(value), low=float(low), high=float(high))
-
-
-def slope(
-    values: Sequence[float],
-    samples: Sequence[Floats],
-    start: float,
-    rng: np.random.Generator,
-) -> Estimate:
-    """Fit log(mean error) against log(value), with its interval.
-
-    Parameters
-    ----------
-    values : (k,) sequence
-    samples : k arrays of errors
-    start : float
-        Smaller values are left out.
-    rng : Generator
-    """
-    pairs = zip(values, samples, strict=True)
-    samples = [sample for value, sample in pairs if value >= start]
-    x = np.log([value for value in values if value >= start])
-    weights = (x - x.mean()) / np.square(x - x.mean()).sum()
-    means = np.array([sample.mean() for sample in samples])
-    logs = np.log(resampled(samples, rng))
-    return estimate(float(weights @ np.log(means)), logs @ weights)
 
 
 def findings(

@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodFormatter
 
+from simulations.results.bootstrap import resampled
 from simulations.results.plots import LOOKS, PANEL, STYLE, save
 from simulations.studies.trilemma.analysis import (
     REFERENCE,
     Measured,
     curve,
-    resampled,
 )
 from simulations.studies.trilemma.points import RULES, Floats
 

@@ -86,7 +86,7 @@ def test_the_config_chooses(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "simulations.run", *OVERRIDES, "logger=csv"]
     ran = subprocess.run(
         [*command, f"hydra.run.dir={tmp_path}"],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         check=True,

@@ -11,12 +11,13 @@ from rich.console import Console
 
 from simulations.config import resolved
 from simulations.experiment import federation
-from simulations.results import record
+from simulations.results import record, sweep
 from simulations.results.record import RunRecord
 from simulations.results.sweep import Sweep
-from simulations.studies.beyond import parts, study
+from simulations.studies.beyond import parts
+from simulations.studies.beyond.__main__ import main
 from simulations.studies.beyond.parts import PARTS, UNHARMED, Case, cases, fashion_mnist
-from simulations.studies.beyond.study import main, markdown, panels, write
+from simulations.studies.beyond.summary import markdown, panels, write
 from tests import records
 
 
@@ -134,15 +135,17 @@ def test_the_command_goes_on_where_it_was(
 ) -> None:
     ran: list[Case] = []
 
-    def run_here(console: Console, work: Sweep[Case], workers: int) -> bool:
+    def run_here(
+        console: Console, work: Sweep[Case], workers: int, again: bool
+    ) -> bool:
         for case in work.missing()[:2]:
             run = records.as_if_of(made_up(case), work.overrides_of(case))
             record.write(work.path(case), run)
             ran.append(case)
         return not work.missing()
 
-    monkeypatch.setattr(study, "complete", run_here)
-    monkeypatch.setattr(study, "Console", lambda: Console(file=io.StringIO()))
+    monkeypatch.setattr(sweep, "complete", run_here)
+    monkeypatch.setattr(sweep, "Console", lambda: Console(file=io.StringIO()))
     page = tmp_path / "page.md"
     page.write_text("<!-- begin beyond --><!-- end beyond -->")
     given = ["--parts", "large", "--seeds", "1", "--output", str(tmp_path)]

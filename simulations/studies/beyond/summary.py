@@ -1,46 +1,17 @@
-"""Beyond the paper: other rules and tasks.
-
-``python -m simulations.studies.beyond.study``.
-
-The rules that everybody knows on the same momentums; workers that differ; fifty of
-them; and a task that is not convex. Resumable, as the reproduction is.
-"""
+"""The runs beyond the paper by part and panel: tables, figures, the page."""
 
 from __future__ import annotations
 
 import json
-from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.markdown import Markdown
-
-from simulations.command import Parser, alone_at, complaining
-from simulations.results import plots
-from simulations.results.plots import Curve
-from simulations.results.publish import check_page, publish
+from simulations.results import summary
 from simulations.results.record import RunRecord
 from simulations.results.report import epsilons, sweep_page
-from simulations.results.sweep import Sweep, add_arguments, complete
-from simulations.studies.beyond.parts import (
-    MISSING_DATA,
-    PARTS,
-    UNHARMED,
-    Case,
-    cases,
-    fashion_mnist,
-)
-from simulations.studies.paper.summary import (
-    ATTACK_WORDS,
-    QUANTITIES,
-    curve,
-    final,
-    losses,
-    row,
-)
+from simulations.results.summary import ATTACK_WORDS, final, losses, table
+from simulations.studies.beyond.parts import PARTS, UNHARMED, Case
 
-SEEDS = (1, 2)
 TITLE = "Safe-DSHB beyond the paper"
 METHOD_WORDS = {
     UNHARMED: "no attack, averaged",
@@ -88,15 +59,12 @@ def parts_of(runs: Runs) -> list[str]:
 def draw(runs: Runs, folder: Path) -> None:
     """Write every panel, and those of a part together."""
     for name in parts_of(runs):
-        for quantity in QUANTITIES:
-            content: dict[str, dict[str, Curve]] = {}
-            for (setting, attack), groups in panels(runs, name).items():
-                lines = {k: curve(some, quantity) for k, some in groups.items()}
-                content[words(setting, attack)] = lines
-                stem = [name, setting.replace(" = ", ""), attack, quantity]
-                figure = plots.panel(lines, quantity, words(setting, attack))
-                plots.save(figure, folder / "_".join(part for part in stem if part))
-            plots.save(plots.panels(content, quantity), folder / f"{name}_{quantity}")
+        found = {}
+        for (setting, attack), groups in panels(runs, name).items():
+            stem = [name, setting.replace(" = ", ""), attack]
+            panel = words(setting, attack), groups
+            found["_".join(part for part in stem if part)] = panel
+        summary.draw(found, name, folder)
 
 
 def markdown(runs: Runs) -> str:
@@ -109,11 +77,13 @@ def markdown(runs: Runs) -> str:
         spent = sum(run["seconds"] for run in some)
         lines += ["", f"### {part.title}", "", part.question, ""]
         heads = ["attack", *(METHOD_WORDS[m] for m in (UNHARMED, *part.rules)), "ε"]
-        lines += [row(heads), row(["---"] * len(heads))]
-        for key, groups in panels(runs, name).items():
-            every = [run for group in groups.values() for run in group]
-            cells = [_cell(group) for group in groups.values()]
-            lines.append(row([words(*key), *cells, epsilons(every)]))
+        lines += table(
+            heads,
+            [
+                [words(*key), *map(_cell, groups.values()), epsilons([*_all(groups)])]
+                for key, groups in panels(runs, name).items()
+            ],
+        )
         lines += ["", f"{len(some)} runs with seeds {seeds}, {spent:.0f} s in all."]
     said = next(iter(runs.values()))["privacy"]
     lines += [
@@ -125,6 +95,10 @@ def markdown(runs: Runs) -> str:
         said["note"],
     ]
     return "\n".join([*lines, ""])
+
+
+def _all(groups: Panel) -> Iterator[RunRecord]:
+    return (run for group in groups.values() for run in group)
 
 
 def _cell(runs: Sequence[RunRecord]) -> str:
@@ -156,53 +130,3 @@ def write(runs: Runs, folder: Path) -> None:
         for key, groups in panels(runs, name).items()
     }
     (folder / "report.html").write_text(sweep_page(TITLE, content, text))
-
-
-@complaining
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run what is missing, then draw and tabulate all of it."""
-    parser = Parser(description=__doc__)
-    add_arguments(parser, "outputs/beyond", SEEDS)
-    parser.add_argument("--parts", nargs="+", choices=tuple(PARTS), default=[*PARTS])
-    parser.add_argument(
-        "--page", type=Path, help="also put tables and figures into this page"
-    )
-    args = parser.parse_args(argv)
-    console = Console()
-    names = list(args.parts)
-    if "network" in names and fashion_mnist() is None:
-        console.print(MISSING_DATA, style="yellow", highlight=False)
-        names.remove("network")
-    if not names:
-        return 0
-    wanted = tuple(dict.fromkeys(cases(names, args.seeds)))
-    work = Sweep(args.output, wanted, tuple(args.set))
-    if args.page is not None:
-        check_page(args.page, "beyond")
-    work.check()
-    with alone_at(args.output / "runs"):
-        return conclude(console, work, args)
-
-
-def conclude(console: Console, work: Sweep[Case], args: Namespace) -> int:
-    """Run what is missing, draw and tabulate; return 1 if a run failed."""
-    if not complete(console, work, args.workers):
-        return 1
-    runs = work.runs()
-    write(runs, work.folder)
-    console.print(Markdown(markdown(runs)))
-    console.print(f"Figures, tables and runs are in {work.folder}")
-    if args.page is not None:
-        figures = {
-            f"{PARTS[name].title}: {quantity.replace('_', ' ')}": work.folder
-            / "figures"
-            / f"{name}_{quantity}.png"
-            for name in parts_of(runs)
-            for quantity in QUANTITIES
-        }
-        publish(args.page, "beyond", markdown(runs), figures)
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

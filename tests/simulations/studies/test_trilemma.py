@@ -14,11 +14,12 @@ from scipy import stats
 from flwr_safedshb.privacy.gaussian import private_gradient
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
+from simulations.results.bootstrap import slope
 from simulations.studies.convergence import ConvergenceCheck
 from simulations.studies.convergence.problem import Problem
 from simulations.studies.convergence.study import CASES
 from simulations.studies.trilemma import EmpiricalTrilemma, Sweep
-from simulations.studies.trilemma.analysis import Cell, findings, separation, slope
+from simulations.studies.trilemma.analysis import Cell, findings, separation
 from simulations.studies.trilemma.points import (
     ATTACKS,
     MEAN_NORM,
@@ -28,7 +29,7 @@ from simulations.studies.trilemma.points import (
     honest_vectors,
 )
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 POINT = Point(n=10, f=2, d=64, m=1000, epsilon=1.0, heterogeneity=0.0, noise_std=0.01)
 
 
@@ -144,6 +145,7 @@ def test_separation_of_what_is_known() -> None:
     assert by_rule["SMEA"]["from"] == 10
 
 
+@pytest.mark.process
 def test_a_small_study(tmp_path: Path) -> None:
     study = EmpiricalTrilemma(
         base={"n": 5, "f": 1, "d": 32, "m": 100, "epsilon": 1, "heterogeneity": 0},

@@ -16,13 +16,16 @@ from simulations.config import resolved
 from simulations.experiment import share
 from simulations.results import record
 from simulations.results.record import RunRecord
+from simulations.results.summary import Figure, final
 from simulations.results.sweep import Sweep, complete, run_all
 from simulations.studies.paper import statements, summary
-from simulations.studies.paper.reproduce import Case, cases, main
+from simulations.studies.paper.__main__ import main
+from simulations.studies.paper.cases import Case, cases
 from tests.records import as_if_of, made_up
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TINY = ("steps=2", "evaluate_every=1", "data=synthetic", "data.num_examples=500")
+SILENT = Console(file=io.StringIO())
 CASES = (
     Case("low", "dp-dsgd", None, 1),
     Case("low", "smea", "label-flip", 1),
@@ -67,9 +70,7 @@ def test_only_what_is_missing_is_run(tmp_path: Path) -> None:
     work.run(CASES[0])
     assert work.missing() == list(CASES[1:])
     first = work.path(CASES[0]).read_bytes()
-    seen: list[Case] = []
-    assert run_all(work, work.missing(), 1, seen.append) == {}
-    assert seen == list(CASES[1:])
+    assert run_all(work, work.missing(), 1, SILENT) == {}
     assert work.missing() == []
     assert work.path(CASES[0]).read_bytes() == first
     # Another configuration is another run, and half a file is none.
@@ -83,11 +84,10 @@ def test_the_same_folder_for_two_configurations_holds_the_result_of_the_second(
     tmp_path: Path,
 ) -> None:
     case = CASES[0]
-    console = Console(file=io.StringIO())
     found = {}
     for momentum in (0.5, 0.9):
         work = Sweep(tmp_path, (case,), (*TINY, f"momentum={momentum}"))
-        assert complete(console, work, 1)
+        assert complete(SILENT, work, 1)
         found[momentum] = work.runs()[case]
         assert found[momentum]["config"]["momentum"] == momentum
     assert found[0.5]["evaluations"] != found[0.9]["evaluations"]
@@ -138,7 +138,7 @@ def test_label_flippers_are_clients_whose_replies_pass(tmp_path: Path) -> None:
 def test_a_run_that_fails_is_told_and_stops_no_other(tmp_path: Path) -> None:
     wrong = Case("low", "no-such-rule", "alie", 1)
     work = Sweep(tmp_path, (wrong, CASES[0]), TINY)
-    failed = run_all(work, work.cases, 1, lambda case: None)
+    failed = run_all(work, work.cases, 1, SILENT)
     assert list(failed) == [wrong]
     assert "no-such-rule" in failed[wrong]
     assert work.missing() == [wrong]
@@ -148,7 +148,7 @@ def test_a_run_that_fails_is_told_and_stops_no_other(tmp_path: Path) -> None:
 def test_killed_half_way_it_leaves_no_process_and_whole_files(tmp_path: Path) -> None:
     given = ["--output", str(tmp_path), "--regimes", "low", "--seeds", "1"]
     given += ["--workers", "1", "--set", *TINY]
-    command = [sys.executable, "-m", "simulations.studies.paper.reproduce", *given]
+    command = [sys.executable, "-m", "simulations.studies.paper", *given]
     killed = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     wait_for(lambda: len(list((tmp_path / "runs").glob("*.json"))) >= 2)
     children = Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text()
@@ -269,12 +269,12 @@ def test_a_loss_that_rises_is_told_with_its_panel_and_method() -> None:
 
 
 def test_the_table_has_means_and_sample_deviations() -> None:
-    row = summary.table(made_up_runs(), summary.final)[0]
+    row = summary.table(made_up_runs(), final)[0]
     figure = row["smea"]
-    assert isinstance(figure, summary.Figure)
+    assert isinstance(figure, Figure)
     assert figure.mean == pytest.approx(0.852)
     assert figure.std == pytest.approx(0.001)
-    assert str(summary.Figure(0.5, 0.0, 1)) == "0.500"  # one run has no spread
+    assert str(Figure(0.5, 0.0, 1)) == "0.500"  # one run has no spread
     text = statements.markdown(made_up_runs())
     assert "| low | ALIE | 0.852 ± 0.001 |" in text
     assert "2763 = 11055 // 4" in text

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from simulations.loopback import ROOT
-from simulations.results import record
+from simulations.results import record, sweep
 from simulations.results.record import RunRecord
 from simulations.results.sweep import Sweep
 from simulations.studies import demo
@@ -93,14 +92,15 @@ def test_the_command_runs_all_again_and_writes_a_report(
     ran: list[Case] = []
 
     def run_here(
-        console: Console, work: Sweep[Case], todo: Sequence[Case], workers: int
+        console: Console, work: Sweep[Case], workers: int, again: bool
     ) -> bool:
-        for case in todo:
+        assert again
+        for case in work.cases:
             record.write(work.path(case), groups[case.setting][0])
             ran.append(case)
         return True
 
-    monkeypatch.setattr(demo, "show_progress", run_here)
+    monkeypatch.setattr(sweep, "complete", run_here)
     for _ in range(2):
         assert main(["--output", str(tmp_path), "--seeds", "1", "2"]) == 0
     assert len(ran) == 16
