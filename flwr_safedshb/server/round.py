@@ -158,9 +158,10 @@ def _findings(
     rule: Rule, f: int, nodes: Sequence[int], weighing: Weighing | None
 ) -> Metrics:
     findings: Metrics = {}
-    kappa = rule.kappa(len(nodes), f)
+    kappa = None if weighing is None else weighing.kappa
+    if kappa is None:
+        kappa = rule.kappa(len(nodes), f)
     if weighing is not None:
-        kappa = kappa if weighing.kappa is None else weighing.kappa
         findings["lambda-max"] = float(weighing.lambda_max)
         left_out = np.flatnonzero(weighing.weights == 0.0)
         findings["left-out"] = sorted(nodes[int(i)] for i in left_out)

@@ -9,7 +9,7 @@ import base64
 import ipaddress
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -296,3 +296,23 @@ async def running(
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+# A hold that no test waits for.
+QUICK = Limits(hold_seconds=0.05, poll_seconds=0.01)
+
+
+def visited(
+    folder: Path,
+    visit: Callable[[Place], Awaitable[None]],
+    limits: Limits = QUICK,
+    superlink: SuperLink | None = None,
+) -> SuperLink:
+    """Run a gate for one visit, and return what has come through it."""
+
+    async def story() -> SuperLink:
+        async with asyncio.timeout(60), running(folder, limits, superlink) as place:
+            await visit(place)
+            return place.superlink
+
+    return asyncio.run(story())

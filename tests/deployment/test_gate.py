@@ -1,7 +1,7 @@
 """The gate passes on what registered nodes call, and nothing else."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,28 +23,9 @@ from tests.deployment.gates import (
     SuperLink,
     question,
     reply,
-    running,
     signed,
+    visited,
 )
-
-# A hold that no test waits for.
-QUICK = Limits(hold_seconds=0.05, poll_seconds=0.01)
-
-
-def visited(
-    folder: Path,
-    visit: Callable[[Place], Awaitable[None]],
-    limits: Limits = QUICK,
-    superlink: SuperLink | None = None,
-) -> SuperLink:
-    """Run a gate for one visit, and return what has come through it."""
-
-    async def story() -> SuperLink:
-        async with asyncio.timeout(60), running(folder, limits, superlink) as place:
-            await visit(place)
-            return place.superlink
-
-    return asyncio.run(story())
 
 
 def test_every_call_of_this_flower_is_known() -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from flwr_safedshb.deployment.gate.limits import Limits
-from tests.deployment.gates import Place, signed
-from tests.deployment.test_gate import visited
+from tests.deployment.gates import Place, signed, visited
 
 SHORT = Limits(
     hold_seconds=0.05,
