@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from logging import INFO
@@ -21,9 +20,15 @@ from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.common import log
 
 from flwr_safedshb.files import replace_file
+from flwr_safedshb.server.archive import Arrays, read_archive
 from flwr_safedshb.server.settings import Settings, differences, fingerprint
+from flwr_safedshb.words import is_plain, shown
 
 _FORMAT = 2
+# Bytes of everything but the models; and of a model whose size is not known.
+_MAX_TEXT, _LARGE = 2**30, 2**34
+# Whole numbers that Flower can send; settings are nested no deeper.
+_WHOLE, _DEPTH = 2**63, 32
 
 History = dict[int, MetricRecord]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -96,7 +101,8 @@ def save(path: Path, progress: Progress) -> None:
         "format": _FORMAT,
         "session": progress.session,
         "seed": progress.seed,
-        "num_rounds": progress.num_rounds,
+        # Without `start` nobody has said how many there will be.
+        "num_rounds": max(progress.num_rounds, progress.step),
         "step": progress.step,
         "names": list(progress.arrays),
         "kept": progress.kept is not None,
@@ -120,8 +126,17 @@ def save(path: Path, progress: Progress) -> None:
     )
 
 
-def load(path: Path) -> Progress | None:
+def load(path: Path, model_bytes: int = _LARGE) -> Progress | None:
     """Return what `save` wrote, None if there is no file.
+
+    Every value is checked: a run must not go on from a file that was made to mislead
+    it, and no file may take more than the memory of two models.
+
+    Parameters
+    ----------
+    path : Path
+    model_bytes : int
+        At most so many has the model that is expected.
 
     Raises
     ------
@@ -129,44 +144,111 @@ def load(path: Path) -> Progress | None:
         If the file is something else.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            content = json.loads(file["content"].tobytes())
-            if content["format"] != _FORMAT:
-                raise ValueError(f"format {content['format']}")
-
-            def arrays(kind: str) -> ArrayRecord:
-                names: list[str] = content["names"]
-                return ArrayRecord(
-                    {name: Array(file[f"{kind}-{i}"]) for i, name in enumerate(names)}
-                )
-
-            histories = {
-                name: {
-                    int(number): MetricRecord(record)
-                    for number, record in content["histories"][name].items()
-                }
-                for name in _HISTORIES
-            }
-            return Progress(
-                session=str(content["session"]),
-                seed=int(content["seed"]),
-                num_rounds=int(content["num_rounds"]),
-                step=int(content["step"]),
-                arrays=arrays("model"),
-                kept=arrays("kept") if content["kept"] else None,
-                settings=dict(content["settings"]),
-                **histories,
-            )
+        arrays = read_archive(path, 2 * model_bytes + _MAX_TEXT)
+        return _progress(arrays)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        MemoryError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        reason = shown(str(error))[:200]
         raise ValueError(
-            f"checkpoint={str(path)!r} is no checkpoint of this version ({error}); "
+            f"checkpoint={str(path)!r} is no checkpoint of this version ({reason}); "
             "give another path, or remove it to start anew"
         ) from error
 
 
-def past_of(path: Path, settings: Settings) -> Progress | None:
+def _progress(arrays: Arrays) -> Progress:
+    """Return what the arrays of a file say, if all of it can be."""
+    text = arrays.pop("content").tobytes()
+    if len(text) > _MAX_TEXT:
+        raise ValueError(f"its text has {len(text)} bytes")
+    content = json.loads(text)
+    if content["format"] != _FORMAT:
+        raise ValueError(f"format {content['format']}")
+    names, kept = content["names"], content["kept"]
+    unique = isinstance(names, list) and all(isinstance(n, str) for n in names)
+    if not unique or len({*names}) != len(names) or not isinstance(kept, bool):
+        raise ValueError("it does not name its arrays")
+    kinds = ["model", "kept"] if kept else ["model"]
+    if {*arrays} != {f"{kind}-{i}" for kind in kinds for i in range(len(names))}:
+        raise ValueError("it has other arrays than it names")
+
+    def record(kind: str) -> ArrayRecord:
+        mine = [arrays[f"{kind}-{i}"] for i in range(len(names))]
+        return ArrayRecord({n: Array(a) for n, a in zip(names, mine, strict=True)})
+
+    model, output = record("model"), record("kept") if kept else None
+    if output is not None and _shapes(output) != _shapes(model):
+        raise ValueError("the model it keeps is another one")
+    session, settings = content["session"], content["settings"]
+    if not isinstance(session, str) or not is_plain(session):
+        raise ValueError("its session has no plain name")
+    if not isinstance(settings, dict) or not _shallow(settings):
+        raise ValueError("its settings are none")
+    num_rounds = _whole(content, "num_rounds", _WHOLE)
+    return Progress(
+        session=session,
+        # A seed is as long as its user likes.
+        seed=_whole(content, "seed", None),
+        num_rounds=num_rounds,
+        step=_whole(content, "step", num_rounds + 1),
+        arrays=model,
+        kept=output,
+        settings=settings,
+        **{name: _history(content["histories"][name]) for name in _HISTORIES},
+    )
+
+
+def _whole(content: Settings, name: str, end: int | None) -> int:
+    value = content[name]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"its {name} is {value!r:.60}")
+    if end is not None and value >= end:
+        raise ValueError(f"its {name} is {value:.6g}, not below {end}")
+    return value
+
+
+def _history(rounds: dict[str, dict[str, object]]) -> History:
+    found = {}
+    for number, metrics in rounds.items():
+        if not number.isascii() or str(int(number)) != number or int(number) < 0:
+            raise ValueError(f"{number!r:.60} is no number of a round")
+        for value in metrics.values():
+            for each in value if isinstance(value, list) else [value]:
+                if isinstance(each, int) and abs(each) >= _WHOLE:
+                    raise ValueError("a metric is out of range")
+        # Which checks the types of all values.
+        found[int(number)] = MetricRecord(metrics)  # type: ignore[arg-type]
+    return found
+
+
+def _shapes(arrays: ArrayRecord) -> list[tuple[str, tuple[int, ...]]]:
+    return [(array.dtype, tuple(array.shape)) for array in arrays.values()]
+
+
+def _shallow(settings: object) -> bool:
+    """Say whether values are nested no deeper than settings are."""
+    level = [settings]
+    for _ in range(_DEPTH):
+        nested = [value for value in level if isinstance(value, dict | list)]
+        level = [
+            entry
+            for value in nested
+            for entry in (value.values() if isinstance(value, dict) else value)
+        ]
+    return not level
+
+
+def past_of(
+    path: Path, settings: Settings, model_bytes: int = _LARGE
+) -> Progress | None:
     """Return the checkpoint of a run that is to go on, None if there is none.
 
     Parameters
@@ -175,21 +257,23 @@ def past_of(path: Path, settings: Settings) -> Progress | None:
     settings : dict
         What makes the run: ``seed`` None stands for any, and ``initial_arrays`` may be
         the fingerprint of the model that an unfinished run has come to.
+    model_bytes : int
+        At most so many has the model.
 
     Raises
     ------
     ValueError
         If the checkpoint was made with other settings; says which.
     """
-    found = load(path)
+    found = load(path, model_bytes)
     if found is None:
         return None
     now, then = dict(settings), found.settings
     if now["seed"] is None:
-        now["seed"] = then["seed"]
+        now["seed"] = then.get("seed")
     unfinished = found.step < found.num_rounds
     if unfinished and now["initial_arrays"] == fingerprint(found.arrays):
-        now["initial_arrays"] = then["initial_arrays"]
+        now["initial_arrays"] = then.get("initial_arrays")
     if problem := differences(then, now):
         raise ValueError(
             f"checkpoint={str(path)!r} is of another run: {problem}; give the settings "

@@ -85,7 +85,8 @@ class ResumableStrategy(FedAvg):
         if self.checkpoint is not None:
             # Without a seed of its own a run takes that of the checkpoint.
             any_seed = {} if self._seeded else {"seed": None}
-            progress = past_of(self.checkpoint, {**settings, **any_seed})
+            size = sum(len(array.data) for array in initial_arrays.values())
+            progress = past_of(self.checkpoint, {**settings, **any_seed}, size)
         if progress is None:
             progress = Progress.fresh(self.seed, num_rounds, initial_arrays, settings)
         self._begin(progress)
