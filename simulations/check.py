@@ -18,6 +18,7 @@ from simulations.experiment import (
     attack_of,
     attacked,
     federation,
+    forget_shares,
     share,
     strategy_of,
     untrained,
@@ -34,6 +35,7 @@ def check(overrides: str) -> None:
         That says in one line which setting is wrong, and why.
     """
     check_values(overrides)
+    forget_shares()
     cfg = composed(overrides)
     with explained("privacy.plan"):
         instantiate(cfg.privacy.plan, num_examples=10**9)

@@ -73,6 +73,12 @@ def own_share(overrides: str, path: str) -> Share:
     return _share(cfg, build(make, shape, own.num_classes, cfg.seed), own.examples)
 
 
+def forget_shares() -> None:
+    """Let the next run make its own: the files they come from may have changed."""
+    for made in (share, own_share, untrained, _model_of_clients):
+        made.cache_clear()
+
+
 def _share(cfg: DictConfig, model: nn.Module, examples: Examples) -> Share:
     return Share(
         model=model,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import blake2b, sha256
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -105,9 +107,8 @@ class Federation:
         }
 
 
-@lru_cache(maxsize=2)
 def federated(source: Source, split: Split, count: int, seed: int) -> Federation:
-    """Load a dataset and share it out, once for equal arguments.
+    """Load a dataset and share it out, once for equal arguments and unchanged files.
 
     Parameters
     ----------
@@ -120,7 +121,14 @@ def federated(source: Source, split: Split, count: int, seed: int) -> Federation
     """
     if count < 1:
         raise ValueError(f"count={count} must be at least 1; somebody must hold data")
-    table = _loaded(source)
+    return _federated(_stamp(source), source, split, count, seed)
+
+
+@lru_cache(maxsize=2)
+def _federated(
+    stamp: Hashable, source: Source, split: Split, count: int, seed: int
+) -> Federation:
+    table = _loaded(stamp, source)
     rng = np.random.default_rng(seed)
     training, tested = _test_rows(table, rng)
     if len(training) < count:
@@ -148,10 +156,14 @@ def flipped(examples: Examples, num_classes: int) -> Examples:
     return inputs, torch.from_numpy(LabelFlip().flip(labels.numpy(), num_classes))
 
 
-@lru_cache(maxsize=8)
 def fingerprint(source: Source) -> str:
     """Return a digest of all examples: files may change under the same path."""
-    table = _loaded(source)
+    return _fingerprint(_stamp(source), source)
+
+
+@lru_cache(maxsize=8)
+def _fingerprint(stamp: Hashable, source: Source) -> str:
+    table = _loaded(stamp, source)
     digest = sha256(f"{table.inputs.shape} {table.num_classes} {table.test}".encode())
     digest.update(np.ascontiguousarray(table.inputs).data)
     digest.update(np.ascontiguousarray(table.labels).data)
@@ -159,8 +171,19 @@ def fingerprint(source: Source) -> str:
 
 
 @lru_cache(maxsize=1)
-def _loaded(source: Source) -> Table:
+def _loaded(stamp: Hashable, source: Source) -> Table:
     return source.load()
+
+
+def _stamp(source: Source) -> Hashable:
+    """Return what changes when a file of a source does: what was read is then old."""
+    path = getattr(source, "path", None)
+    if path is None:
+        return None
+    given = Path(path)
+    files = sorted(given.iterdir()) if given.is_dir() else [given]
+    states = [(file.name, file.stat()) for file in files if file.is_file()]
+    return tuple((name, s.st_ino, s.st_size, s.st_mtime_ns) for name, s in states)
 
 
 def _test_rows(table: Table, rng: np.random.Generator) -> tuple[Rows, Rows]:

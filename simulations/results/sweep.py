@@ -86,7 +86,7 @@ class Sweep(Generic[C]):
     def run(self, case: C) -> None:
         """Run one case in this process and write its file."""
         from simulations.engines import run
-        from simulations.experiment import share
+        from simulations.experiment import forget_shares
 
         overrides = self.overrides_of(case)
         start = time.perf_counter()
@@ -94,7 +94,7 @@ class Sweep(Generic[C]):
         seconds = time.perf_counter() - start
         record.write(self.path(case), record.record(overrides, progress, seconds))
         # Each share holds on to its data, and the next run has others.
-        share.cache_clear()
+        forget_shares()
 
     def missing(self) -> list[C]:
         """Return the runs that are still to do."""

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from flwr_safedshb.server import checkpoint
+from flwr_safedshb.server.checkpoint import load
 from simulations.command import alone_at
 from simulations.config import SettingsError, folders_of
 from simulations.engines import run
@@ -121,10 +123,17 @@ def test_other_data_under_the_same_path_are_another_run(tmp_path: Path) -> None:
     copied = tmp_path / "copy.txt"
     copied.write_bytes(source.read_bytes())
     run([*chosen[:2], f"data.path={copied}"], model)  # the same data elsewhere
-    changed = tmp_path / "changed.txt"
-    changed.write_text("".join(["1 1:3 2:1\n", *lines[1:]]))
+    source.write_text("".join(line.replace("1:", "1:-") for line in lines))
     with pytest.raises(SettingsError, match="data_sha256 was"):
-        run([*chosen[:2], f"data.path={changed}"], model)
+        run(chosen, model)
+    # In this process, too, a run is on what the file holds now.
+    then = load(model)
+    assert then is not None
+    model.unlink()
+    now = run(chosen, model)
+    expected = run([*chosen[:2], f"data.path={shutil.copy(source, tmp_path / 'new')}"])
+    assert now.evaluate_serverapp != then.evaluate_serverapp
+    assert now.evaluate_serverapp == expected.evaluate_serverapp
 
 
 def test_an_unfinished_run_starts_anew_and_ends_as_it_should(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from simulations.data import (
     federated,
     flipped,
 )
+from simulations.data.federation import _federated
 from tests.phishing import ROWS, StandIn
 
 SPLITS: list[Split] = [Iid(), ByLabel(), Dirichlet(0.3, 5)]
@@ -207,7 +208,7 @@ def test_every_example_has_one_place(
 @pytest.mark.parametrize("split", SPLITS, ids=lambda s: type(s).__name__)
 def test_seeds_decide(split: Split) -> None:
     def drawn(seed: int) -> tuple[list[list[int]], list[int]]:
-        federated.cache_clear()
+        _federated.cache_clear()
         fed = federated(Numbered(100, 2, 0.2), split, 4, seed)
         return [numbers(shard) for shard in fed.shards], numbers(fed.test)
 

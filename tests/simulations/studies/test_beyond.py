@@ -156,3 +156,6 @@ def test_the_command_goes_on_where_it_was(
     assert len(ran) == len(set(ran)) == 4
     assert "FedAvg" in (tmp_path / "results.md").read_text()
     assert "images/beyond_large_accuracy.png" in page.read_text()
+    # Under other settings the same folder holds no run that could be taken.
+    assert main([*given, "steps=7"]) == 1
+    assert len(ran) == 6

@@ -110,9 +110,8 @@ def test_a_run_on_other_data_or_with_other_versions_is_not_taken(
     copied = tmp_path / "copy.txt"
     copied.write_bytes(source.read_bytes())
     assert not work(copied).missing()  # the same data elsewhere
-    copied = tmp_path / "changed.txt"
     copied.write_text("".join(["1 1:3 2:1\n", *lines[1:]]))
-    assert work(copied).missing()
+    assert work(copied).missing()  # others under the same path
     there = work(source).found(case)
     assert there is not None
     older = {**there["versions"], "torch": "1.0"}
