@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ Vector = NDArray[np.float32]
 _FORMAT = "safedshb momentum 1"
 _TEMPORARY = ".momentum"
 _MAX_HEAD = 4096
+_ALIGNED = 64
 # Runs whose momentums are kept: the running one, and a few that may still come back.
 _RUNS_KEPT = 4
 
@@ -134,10 +136,12 @@ def _prefix(run: str) -> str:
 
 
 def _head(run: str, step: int, anchor: int, momentum: Vector) -> bytes:
+    """Return the first line, of a length that keeps the numbers aligned."""
     about = [_FORMAT, run, step, anchor, momentum.size]
-    digest = hashlib.sha256(json.dumps(about).encode())
-    digest.update(momentum.data)
-    return json.dumps([*about, digest.hexdigest()]).encode() + b"\n"
+    # Against accidents: it finds any one wrong byte, in half the time of a hash.
+    check = zlib.crc32(momentum.data, zlib.crc32(json.dumps(about).encode()))
+    line = json.dumps([*about, check]).encode()
+    return line + b" " * (-(len(line) + 1) % _ALIGNED) + b"\n"
 
 
 def _write(path: Path, run: str, kept: Kept) -> None:
@@ -157,7 +161,8 @@ def _read(path: Path, run: str, size: int) -> Kept | None:
         with path.open("rb") as file:
             head = file.readline(_MAX_HEAD)
             _, _, step, anchor, *_ = json.loads(head)
-            momentum = np.fromfile(file, "<f4")
+            # Read where it is used, so that no second copy is in memory.
+            momentum = np.memmap(file, "<f4", "r", len(head))
         if head == _head(run, step, anchor, momentum) and momentum.size == size:
             return Kept(step, momentum, anchor)
         problem = "it is damaged, or of another model or run"

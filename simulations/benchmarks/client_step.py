@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.figure import Figure
 
-from simulations.benchmarks import outcome
+from simulations.benchmarks import deployed, outcome
 from simulations.benchmarks.outcome import Check, Outcome, Table, at_least, at_most
 from simulations.benchmarks.steps import OPACUS, OURS, PLAIN, SECURE, TASKS, Memory, ask
 
@@ -33,14 +33,19 @@ def run(quick: bool) -> Outcome:
     times = {name: ask("time", name, str(enough)) for name, enough in seconds.items()}
     steps = (PLAIN, OURS) if quick else STEPS
     memories = {step: _memory(step) for step in steps}
+    durable = deployed.measure(quick)
     return Outcome(
         name="client_step",
         title="Client step",
-        tables=[_time_table(times), _memory_table(memories)],
-        checks=[*_time_checks(times), *_memory_checks(memories)],
+        tables=[_time_table(times), _memory_table(memories), deployed.table(durable)],
+        checks=[
+            *_time_checks(times),
+            *_memory_checks(memories),
+            *deployed.checks(durable),
+        ],
         costs={f"{name} / plain SGD": _ratio(times[name], OURS) for name in times},
         settings={"seconds": seconds, "threads": 1},
-        results={"seconds": times, "megabytes": memories},
+        results={"seconds": times, "megabytes": memories, "deployed": durable},
         plot=lambda figure: _plot(figure, times),
     )
 

@@ -1,11 +1,15 @@
 """Steps that are compared, and what is said of their times."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from simulations.benchmarks import client_step, startup, steps
+from flwr_safedshb.client.node import LEDGER_NAME
+from flwr_safedshb.privacy.ledger.ledger import Ledger
+from simulations.benchmarks import client_step, deployed, startup, steps
 from simulations.benchmarks.client_step import STEPS, run
 from simulations.benchmarks.steps import OPACUS, OURS, PLAIN, SECURE, TASKS, make_step
 from simulations.models import CNN
@@ -76,9 +80,16 @@ def test_targets_see_what_they_are_about(
         opacus = ours - 0.1 if slow else ours
         return figures(ours, 0.9 if slow else 1.0, opacus)
 
+    def durable(*words: str) -> dict[str, float]:
+        if words[0] == "kept":
+            return {"found": float(not slow), "size": 7.0}
+        far = 1.01 if slow else 1.0
+        return {"bare": 2.0, "deployed": 3.0 * far, "peak": 10.0 * far, "model": 2.0}
+
     monkeypatch.setattr(client_step, "ask", ask)
+    monkeypatch.setattr(deployed, "ask", durable)
     outcome = run(quick=True)
-    assert len(outcome.checks) == 10
+    assert len(outcome.checks) == 13
     assert {check.holds for check in outcome.checks} == {not slow}
     assert outcome.costs["MLP / plain SGD"] == pytest.approx(5.1 if slow else 5.0)
 
@@ -95,3 +106,16 @@ def test_start_is_measured_against_the_floor(monkeypatch: pytest.MonkeyPatch) ->
 def test_processor_seconds_are_those_of_the_process() -> None:
     # A process that waits does not work; Python's own start is some hundredths.
     assert startup.processor_seconds("import time; time.sleep(1.0)") < 0.9
+
+
+def test_the_deployed_step_charges_and_keeps(tmp_path: Path) -> None:
+    cost = deployed.step_cost(4, 0.0, tmp_path)
+    assert cost["deployed"] > cost["bare"] > 0.0
+    with Ledger(tmp_path / "state" / LEDGER_NAME) as ledger:
+        assert len(ledger.charges()) == 3
+    assert len(list((tmp_path / "state").glob("momentum-*"))) == 2
+
+
+@pytest.mark.process
+def test_a_momentum_is_found_after_a_kill(tmp_path: Path) -> None:
+    assert deployed.found_after_kill(10**5, tmp_path)
