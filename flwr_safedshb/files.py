@@ -1,8 +1,13 @@
-"""Files that are there whole or not at all, whatever stops the process."""
+"""Files that are there whole or not at all, and folders that are their owner's alone.
+
+Neither depends on the umask: who starts a program does not decide who may read or
+change what it keeps.
+"""
 
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,11 +21,12 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     Parameters
     ----------
     path : Path
-        Its directory is made if it is not there.
+        Its directory is made if it is not there, for nobody else to write to. The file
+        is its owner's alone.
     write : callable of a binary file
         If it raises, `path` is left as it was.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path.parent, 0o755)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -37,3 +43,43 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder that is this user's alone, or check that one is.
+
+    Raises
+    ------
+    PermissionError
+        If it belongs to somebody else, or somebody else can write to it or put another
+        in its place.
+    """
+    path = path.absolute()
+    _make_folder(path, 0o700)
+    for place in (path, *path.parents):
+        if place.is_symlink() and place.lstat().st_uid not in (0, os.geteuid()):
+            raise PermissionError(f"{place} is a link that somebody else has made")
+    real = Path(os.path.realpath(path))
+    about = real.stat()
+    if about.st_uid != os.geteuid():
+        raise PermissionError(
+            f"{real} belongs to user {about.st_uid} and not to the one that this "
+            f"program runs as, {os.geteuid()}; give it to that one, or use another"
+        )
+    if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"others can write to {real}: chmod go-w {real}")
+    for place in real.parents:
+        mode = place.stat().st_mode
+        # In a sticky folder, such as /tmp, nobody renames what is another's.
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise PermissionError(f"everybody can write to {place}: chmod o-w {place}")
+    return path
+
+
+def _make_folder(path: Path, mode: int) -> None:
+    """Make a folder and those above it that are missing, with a mode."""
+    if path.is_dir():
+        return
+    if path.parent != path:
+        _make_folder(path.parent, mode)
+    path.mkdir(mode, exist_ok=True)

@@ -8,9 +8,12 @@ For example:
 from __future__ import annotations
 
 import argparse
-import shutil
+from functools import partial
 from importlib import resources
 from pathlib import Path
+from typing import BinaryIO
+
+from flwr_safedshb.files import replace_file
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -24,11 +27,20 @@ def run(arguments: argparse.Namespace) -> int:
     if folder.exists():
         raise ValueError(f"{folder} exists and is not overwritten")
     with resources.as_file(resources.files("flwr_safedshb.deployment")) as room:
-        junk = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(room / "kit", folder, ignore=junk)
-    # A wheel does not keep what may be executed.
-    (folder / "credentials.sh").chmod(0o755)
+        sources = [p for p in sorted((room / "kit").rglob("*")) if p.is_file()]
+        for source in sources:
+            if "__pycache__" in source.parts:
+                continue
+            path = folder / source.relative_to(room / "kit")
+            # What is run from here must be nobody else's to change.
+            replace_file(path, partial(_copy, source.read_bytes()))
+            # A wheel does not keep what may be executed.
+            path.chmod(0o755 if path.suffix == ".sh" else 0o644)
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             print(path)
     return 0
+
+
+def _copy(content: bytes, file: BinaryIO) -> None:
+    file.write(content)

@@ -14,6 +14,7 @@ from pathlib import Path
 from flwr.app import UserConfig, UserConfigValue
 from flwr.common import log
 
+from flwr_safedshb.files import private_folder
 from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.policy import NodePolicy
@@ -139,6 +140,5 @@ def _opened(
 @lru_cache(maxsize=128)
 def _ledger(state_dir: str, max_epsilon: float | None, delta: float | None) -> Ledger:
     """Open a ledger once: to open it verifies every charge it holds."""
-    path = Path(state_dir)
-    path.mkdir(parents=True, exist_ok=True)
+    path = private_folder(Path(state_dir))
     return Ledger(path / LEDGER_NAME, max_epsilon, delta)

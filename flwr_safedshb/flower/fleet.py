@@ -33,6 +33,7 @@ __all__ = [
     "CALLS",
     "DecodeError",
     "Head",
+    "fab_pb2",
     "fleet_pb2",
     "message_pb2",
     "walk",

@@ -253,7 +253,7 @@ def test_the_directory_of_the_ledger(tmp_path: Path) -> None:
     assert verdicts(tmp_path / "file") == ["failed"]
     assert verdicts(tmp_path / "file" / "below") == ["failed"]
     tmp_path.chmod(0o777)
-    assert verdicts(tmp_path) == ["warning"]
+    assert verdicts(tmp_path) == ["failed"]
     tmp_path.chmod(0o700)
     (tmp_path / "ledger").touch(mode=0o644)
     assert verdicts(tmp_path) == ["warning"]

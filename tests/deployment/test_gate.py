@@ -58,6 +58,29 @@ def test_what_goes_inside_is_written_by_the_gate(tmp_path: Path) -> None:
     assert {fleet.PUBLIC_KEY, fleet.SIGNATURE, fleet.TIMESTAMP} <= {*headers}
 
 
+def test_no_words_of_a_node_reach_the_superlinks_log(tmp_path: Path) -> None:
+    """It logs the hash of an app as it came, and versions from headers."""
+    two_lines = "a" * 64 + "\n[Fleet] Activated node_id=1"
+
+    async def visit(place: Place) -> None:
+        async with place.node(5) as node:
+            for text in (two_lines, "\x1b[2J" + "a" * 60, "", "A" * 64):
+                request = fleet.CALLS["get-fab"](node=node.proto(), hash_str=text)
+                assert (await node.call("get-fab", request)).status_code == 400
+            request = fleet.CALLS["get-fab"](node=node.proto(), hash_str="a" * 64)
+            assert (await node.call("get-fab", request)).status_code == 200
+            for value in ("\x1b[31m", "\xff"):
+                reader, writer = await place.connect()
+                lines = ["POST /v1/fleet/get-fab HTTP/1.1", "host: g"]
+                lines += ["content-length: 0", f"flwr-package-version: {value}"]
+                writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
+                assert b" 400 " in await reader.readline()
+                writer.close()
+
+    superlink = visited(tmp_path, visit)
+    assert superlink.names().count("get-fab") == 1
+
+
 def test_operators_and_processes_do_not_get_through(tmp_path: Path) -> None:
     operators = [route.path for route in control.routes]  # type: ignore[attr-defined]
     closed = [*operators, "/v1/fleet/register-node", "/v1/fleet/unregister-node"]

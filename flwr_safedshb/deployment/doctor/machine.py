@@ -15,6 +15,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from flwr_safedshb.deployment.doctor.check import Check
+from flwr_safedshb.files import private_folder
 
 _PACKAGE = "flwr-safedshb"
 _COMPARED = ("flwr", "torch", "opacus", "dp-accounting", "numpy", "scipy")
@@ -99,12 +100,14 @@ def check_state_dir(path: Path, ledger_name: str) -> Iterator[Check]:
     if place != path:
         yield Check(name, "ok", f"{path} will be made")
         return
-    loose = [
-        f"{thing} ({stat.S_IMODE(thing.stat().st_mode):04o})"
-        for thing, forbidden in ((path, 0o022), (path / ledger_name, 0o077))
-        if thing.exists() and stat.S_IMODE(thing.stat().st_mode) & forbidden
-    ]
-    if loose:
-        yield Check(name, "warning", f"others have access to {' and '.join(loose)}")
+    try:
+        private_folder(path)
+    except PermissionError as error:
+        yield Check(name, "failed", str(error))
+        return
+    ledger = path / ledger_name
+    mode = stat.S_IMODE(ledger.stat().st_mode) if ledger.exists() else 0
+    if mode & 0o077:
+        yield Check(name, "warning", f"others have access to {ledger} ({mode:04o})")
     else:
         yield Check(name, "ok", f"{path}, {free // 1024**2} MiB free")

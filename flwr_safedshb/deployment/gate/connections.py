@@ -192,6 +192,8 @@ class Door:
             if key in headers:
                 raise RefusedError(400, "a header that comes twice")
             headers[key] = value.decode("latin-1")
+            if not (value.isascii() and headers[key].isprintable()):
+                raise RefusedError(400, "a header that is no plain text")
         # Chunks would have to be counted as they come; Flower says the length.
         length = headers.get("content-length", "")
         if "transfer-encoding" in headers or not length.isdecimal():

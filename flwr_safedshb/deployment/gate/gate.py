@@ -33,7 +33,7 @@ from flwr_safedshb.deployment.gate.limits import Limits, Room
 from flwr_safedshb.deployment.gate.replies import Desk, Staged, pushes
 from flwr_safedshb.deployment.gate.signature import NotSignedError, signer
 from flwr_safedshb.flower import fleet
-from flwr_safedshb.flower.fleet import fleet_pb2, message_pb2
+from flwr_safedshb.flower.fleet import fab_pb2, fleet_pb2, message_pb2
 
 LOG = getLogger("safedshb.gate")
 _PREFIX = "/v1/fleet/"
@@ -232,6 +232,10 @@ class _Ask:
                 return answer
             case message_pb2.ConfirmMessageReceivedRequest():
                 desk.asked(request.message_object_id)
+            case fab_pb2.GetFabRequest():
+                # The SuperLink writes it into its log as it is.
+                if not fleet.is_object_id(request.hash_str):
+                    raise RefusedError(400, "an app without a proper hash")
         return await self._through(name, request)
 
     async def _through(self, name: str, request: Message) -> Answer:

@@ -16,6 +16,15 @@ fail() {
     exit 1
 }
 
+# Make a folder, or take one that nobody else can change.
+mine() {
+    mkdir -p "$1"
+    [ -O "$1" ] || fail "$1 belongs to somebody else"
+    case $(ls -ldL "$1") in
+    ?????w* | ????????w*) fail "others can write to $1: chmod go-w $1" ;;
+    esac
+}
+
 fresh() {
     for path in "$@"; do
         [ ! -e "$path" ] || fail "$path exists and is not overwritten; move it away first"
@@ -24,7 +33,7 @@ fresh() {
 
 ca() {
     [ $# -eq 1 ] || fail "usage: credentials.sh ca FOLDER"
-    mkdir -p "$1"
+    mine "$1"
     fresh "$1/ca.key" "$1/ca.crt"
     openssl ecparam -name secp384r1 -genkey -noout -out "$1/ca.key"
     openssl req -x509 -new -sha384 -days "${DAYS:-3650}" -key "$1/ca.key" \
@@ -37,6 +46,7 @@ server() {
     [ $# -ge 2 ] || fail "usage: credentials.sh server FOLDER ADDRESS..."
     folder=$1
     shift
+    mine "$folder"
     [ -r "$folder/ca.key" ] || fail "$folder/ca.key is not there; make it with: ca $folder"
     fresh "$folder/server.key" "$folder/server.crt"
     names=
@@ -70,7 +80,7 @@ node() {
     case $2 in
     "" | .* | *[!A-Za-z0-9._-]*) fail "NAME=$2 must be letters, digits, '.', '_', '-'" ;;
     esac
-    mkdir -p "$1"
+    mine "$1"
     fresh "$1/$2.key" "$1/$2.pub"
     # Flower takes keys on the curves of NIST.
     ssh-keygen -q -t ecdsa -b 384 -N "" -C "$2" -f "$1/$2.key"
