@@ -21,8 +21,9 @@ from pathlib import Path
 from types import FrameType
 
 from flwr_safedshb.deployment.approvals import KEY, Approvals
+from flwr_safedshb.deployment.foreman import Foreman
 from flwr_safedshb.deployment.node_file import Connection, NodeFile
-from flwr_safedshb.deployment.workers import Foreman, Nursery
+from flwr_safedshb.deployment.workers import Nursery
 
 # Flower refuses a node for up to a minute after a kill, while it believes it connected.
 _RESTART_SECONDS = 5.0

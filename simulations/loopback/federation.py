@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +21,6 @@ from simulations.loopback.processes import (
 )
 
 _NAME = "loopback"
-_START_SECONDS = 60.0
 _REJOIN_SECONDS = 180.0
 # What a SuperNode says once it is connected.
 _JOINED = "SuperNode ID:"
@@ -153,7 +151,7 @@ class Deployment:
             *("--database", str(self.folder / "superlink.sqlite")),
             *(["--simulation"] if self._virtual else []),
         )
-        self._wait_for_port("superlink", self.port)
+        self._processes.wait_for_port("superlink", self.port)
 
     def start_gate(self) -> None:
         """Start the gate, through which the nodes of a secure federation come."""
@@ -167,7 +165,7 @@ class Deployment:
             *("--ssl-certfile", str(self.credentials.certificate)),
             *("--ssl-keyfile", str(self.credentials.certificate_key)),
         )
-        self._wait_for_port("gate", self.gate_port)
+        self._processes.wait_for_port("gate", self.gate_port)
 
     def start_node(
         self,
@@ -294,14 +292,3 @@ class Deployment:
         if self.credentials is None:
             return "insecure = true"
         return f'root-certificates = "{self.credentials.ca}"'
-
-    def _wait_for_port(self, name: str, port: int) -> None:
-        deadline = time.monotonic() + _START_SECONDS
-        while time.monotonic() < deadline:
-            if not self.is_running(name):
-                break
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    return
-            time.sleep(0.2)
-        raise RuntimeError(f"the {name} did not start:\n{self.log(name)}")

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from types import FrameType
 from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
+_START_SECONDS = 60.0
 _STOP_SECONDS = 20.0
 # Flower stays on this machine: no telemetry, no update check, no installation.
 OFFLINE = {
@@ -112,6 +114,16 @@ class Processes:
         """Whether the process was started and has not ended."""
         process = self._running.get(name)
         return process is not None and process.poll() is None
+
+    def wait_for_port(self, name: str, port: int) -> None:
+        """Wait until a process listens, or raise with what it said."""
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline and self.is_running(name):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    return
+            time.sleep(0.2)
+        raise RuntimeError(f"the {name} did not start:\n{self.log(name)}")
 
     def kill(self, name: str) -> None:
         """Kill a process and all that it has started, without warning."""

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from flwr_safedshb.deployment import workers
+from flwr_safedshb.deployment import foreman as foremen
 from flwr_safedshb.deployment.approvals import Approvals
-from flwr_safedshb.deployment.workers import Foreman, Worker
+from flwr_safedshb.deployment.foreman import Foreman
+from flwr_safedshb.deployment.workers import Worker
 from flwr_safedshb.flower import tasks
 from flwr_safedshb.flower.compat import ErrorCode
 from flwr_safedshb.flower.tasks import Bundle, Claim, SuperNode
@@ -96,7 +97,7 @@ def test_silent_workers_are_let_go(
 ) -> None:
     foreman.assign(Claim(7, "first"))
     assert hands.told(0)["token"] == "first"
-    monkeypatch.setattr(workers, "_SILENCE", 0.0)
+    monkeypatch.setattr(foremen, "_SILENCE", 0.0)
     foreman.attend(0.0)  # at work: it stays
     hands.say(0, done=True)
     foreman.attend(1.0)
@@ -107,7 +108,7 @@ def test_silent_workers_are_let_go(
 def test_the_oldest_idle_worker_makes_room(
     hands: Hands, foreman: Foreman, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "_MAX_WORKERS", 1)
+    monkeypatch.setattr(foremen, "_MAX_WORKERS", 1)
     for run in (7, 8):
         foreman.assign(Claim(run, "t"))
         hands.told(run - 7)
