@@ -16,11 +16,9 @@ import numpy as np
 from simulations.command import Parser, complaining, prepare_file
 from simulations.config import explained
 from simulations.results import page, plots, record
-from simulations.results.plots import Curve, Floats
+from simulations.results.plots import Floats
 from simulations.results.record import RunRecord
-
-# Runs that differ in their seed alone, by what is the same about them.
-Groups = Mapping[str, Sequence[RunRecord]]
+from simulations.results.summary import Groups, curve, final
 
 QUANTITIES = {"accuracy": "Test accuracy", "training_loss": "Training loss"}
 BINS = 80
@@ -30,11 +28,10 @@ def run_page(run: RunRecord) -> str:
     """Return the page of one run."""
     config = run["config"]
     title = " ".join(run["overrides"]) or "default configuration"
-    last = {name: values[-1] for name, values in _evaluations(run).items()}
     epsilon = run["privacy"]["epsilon"]
     cards = {
-        "test accuracy": f"{last['accuracy']:.3f}",
-        "training loss": f"{last['training_loss']:.3f}",
+        "test accuracy": f"{run['evaluations']['accuracy'][-1]:.3f}",
+        "training loss": f"{run['evaluations']['training_loss'][-1]:.3f}",
         "epsilon of each honest node": "∞" if epsilon is None else f"{epsilon:.4g}",
         "nodes, of which f adversarial": (
             f"{config['num_nodes']}, {config['num_malicious_nodes']}"
@@ -222,10 +219,7 @@ def _privacy(runs: Sequence[RunRecord]) -> str:
 def _finals(groups: Groups) -> str:
     rows = []
     for label, some in groups.items():
-        last = np.array([run["evaluations"]["accuracy"][-1] for run in some])
-        # One run has no spread that could be told.
-        spread = f" ± {last.std(ddof=1):.3f}" if len(last) > 1 else ""
-        cells = [label, f"{last.mean():.3f}{spread}", epsilons(some)]
+        cells = [label, str(final(some)), epsilons(some)]
         rows.append(cells + _shares_by_kind(some))
     return page.table(["", "accuracy", "ε", "adversary out", "honest out"], rows)
 
@@ -241,19 +235,8 @@ def _shares_by_kind(runs: Sequence[RunRecord]) -> list[str]:
     ]
 
 
-def _evaluations(run: RunRecord) -> dict[str, list[float]]:
-    found = run["evaluations"]
-    return {"accuracy": found["accuracy"], "training_loss": found["training_loss"]}
-
-
 def _curves(groups: Groups, quantity: str) -> str:
-    curves = {
-        label: Curve(
-            np.asarray(some[0]["evaluations"]["step"], dtype=np.float64),
-            np.asarray([_evaluations(run)[quantity] for run in some]),
-        )
-        for label, some in groups.items()
-    }
+    curves = {label: curve(some, quantity) for label, some in groups.items()}
     return page.picture(plots.panel(curves, quantity, QUANTITIES[quantity]), "")
 
 
