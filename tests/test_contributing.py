@@ -104,5 +104,6 @@ def test_both_are_listed(copy: Path) -> None:
 @pytest.mark.process
 def test_they_are_written_as_the_rest_is(copy: Path) -> None:
     python = [name for name in BLOCKS if name.endswith(".py")]
-    ran(copy, "-m", "ruff", "check", *python)
-    ran(copy, "-m", "ruff", "format", "--check", *python)
+    assert "All checks passed" in ran(copy, "-m", "ruff", "check", *python)
+    formatted = ran(copy, "-m", "ruff", "format", "--check", *python)
+    assert f"{len(python)} files already formatted" in formatted

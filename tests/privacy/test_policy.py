@@ -23,7 +23,15 @@ STRICT: dict[str, Value] = {
 
 def test_no_rules_refuse_nothing() -> None:
     weak = PrivacyPlan(1e9, 0.0, 10, 10)
-    NodePolicy().check(weak, max_epsilon=1e12, delta=0.1, secure_noise=False)
+    asked = {"max_epsilon": 1e12, "delta": 0.1, "secure_noise": False}
+    NodePolicy().check(weak, **asked)  # type: ignore[arg-type]
+    # Every one of these rules alone refuses it.
+    for key in STRICT.keys() - {"sampling", "adjacency"}:
+        rules = {key: STRICT[key]}
+        if key in ("max-epsilon", "delta"):
+            rules = {k: STRICT[k] for k in ("max-epsilon", "delta")}
+        with pytest.raises(PolicyViolation):
+            NodePolicy.from_config(rules).check(weak, **asked)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,11 @@ def test_different_kinds_at_once() -> None:
     def spoil(partition: int, step: int, layers: Layers) -> RecordDict:
         return kinds[(3 * step + partition) % len(kinds)].make(layers)
 
-    attack(spoil, len(kinds))
+    found = attack(spoil, len(kinds))
+    # Every kind that shows was met, by its own name, and ended no round.
+    reasons = {kind.reason for kind in kinds} - {None}
+    assert {f"excluded-{reason}" for reason in reasons} <= {k for m in found for k in m}
+    assert not any(metrics["skipped"] for metrics in found)
 
 
 def scribbled(rng: np.random.Generator, layers: Layers) -> RecordDict:

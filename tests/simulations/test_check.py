@@ -131,8 +131,10 @@ def test_bad_settings_of_studies_are_one_line(overrides: str) -> None:
     "overrides",
     ["", "attack=none num_malicious_nodes=0", "aggregation=krum attack=label-flip"],
 )
-def test_good_settings_pass(overrides: str) -> None:
+def test_good_settings_pass_and_one_bad_word_more_does_not(overrides: str) -> None:
     check(overrides)
+    with pytest.raises(SettingsError, match="steps"):
+        check(f"{overrides} steps=0")
 
 
 def test_a_used_folder_of_a_deployment_is_refused(tmp_path: Path) -> None:

@@ -130,7 +130,8 @@ def test_experiment(leaf: str) -> None:
     for part in cfg.values():
         if isinstance(part, DictConfig) and "_target_" in part:
             instantiate(part, _partial_=part is cfg.model)
-    instantiate(cfg.privacy.plan, num_examples=10**6)
+    plan = instantiate(cfg.privacy.plan, num_examples=10**6)
+    assert plan.batch_size == cfg.privacy.plan.batch_size
 
 
 def test_the_papers_settings(stand_in: StandIn) -> None:
