@@ -27,8 +27,8 @@ from flwr_safedshb.words import is_plain, shown
 _FORMAT = 2
 # Bytes of everything but the models; and of a model whose size is not known.
 _MAX_TEXT, _LARGE = 2**30, 2**34
-# Whole numbers that Flower can send; settings are nested no deeper.
-_WHOLE, _DEPTH = 2**63, 32
+# Whole numbers, among them the ids of nodes; settings are nested no deeper.
+_WHOLE, _DEPTH = 2**64, 32
 
 History = dict[int, MetricRecord]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
