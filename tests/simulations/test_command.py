@@ -34,6 +34,7 @@ WRONG = {
         ("--out x.txt", "x.txt must end in one of .pdf"),
         ("--out /proc/nope/x.png", "/proc/nope"),
     ],
+    "simulations.studies.pruning": [("--out x", "x must end in one of")],
     "simulations.studies.spread": [
         ("--draws -2", "--draws: -2 must be at least 1"),
         ("--out x", "x must end in one of"),

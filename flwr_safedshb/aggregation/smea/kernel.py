@@ -28,6 +28,8 @@ if V_jj < 0. No sign is trusted within round-off: V is refreshed from an eigenva
 decomposition where it drifts, and where M is nearly singular the search branches
 without it. M itself is safe: along the path to a positive definite submatrix its
 updates are those of a Cholesky factorisation.
+
+`example` goes through all of this with seven points.
 """
 
 import numpy as np
