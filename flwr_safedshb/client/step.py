@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flwr_safedshb.client.momentum import has_room, keep, recall
-from flwr_safedshb.client.node import RefusedError, keep_to_budget
+from flwr_safedshb.client.node import keep_to_budget
 from flwr_safedshb.exchange.arrays import Arrays
 from flwr_safedshb.privacy.gaussian import (
     BLOCK,
@@ -22,6 +22,7 @@ from flwr_safedshb.privacy.gaussian import (
     prepare,
     private_gradients,
 )
+from flwr_safedshb.privacy.ledger.ledger import LedgerError
 
 if TYPE_CHECKING:
     from flwr_safedshb.client.client import SafeDSHBClient
@@ -53,7 +54,10 @@ def charge(client: SafeDSHBClient, step: Step) -> None:
     prepare(client.gradients, client.dataset)
     if client.ledger is not None:
         if not has_room(client.ledger, client.gradients.size):
-            raise RefusedError("the disk of this node has no room for the momentum")
+            raise LedgerError(
+                f"the disk of {client.ledger.path} has no room for the momentum; "
+                "nothing was charged, free some space"
+            )
         client.ledger.charge(client.plan, run=step.session)
     else:
         keep_to_budget(client.plan, client.max_epsilon, client.delta, step.number)

@@ -15,6 +15,7 @@ from logging import INFO, WARNING
 from typing import TYPE_CHECKING
 
 from flwr_safedshb.deployment.approvals import Approvals
+from flwr_safedshb.deployment.voice import Voice
 from flwr_safedshb.deployment.workers import Nursery, Words, receive, send
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 # Runs that are served at a time, and seconds of silence after which one is over.
 _MAX_WORKERS = 8
 _SILENCE = 900.0
-# Seconds between two questions for a task: while there is work, and otherwise.
-_BUSY, _IDLE = 0.03, 0.25
-_BUSY_FOR = 10.0
 
 
 @dataclass(eq=False)
@@ -56,30 +54,30 @@ class Foreman:
         self._nursery, self._supernode = nursery, supernode
         self._approvals = approvals
         self._hands: OrderedDict[int, _Hand] = OrderedDict()
-        self._active = 0.0
         self.served = 0
-
-    def pause(self) -> float:
-        """Return how long to wait before asking for a task again."""
-        return _BUSY if time.monotonic() - self._active < _BUSY_FOR else _IDLE
 
     def assign(self, claim: Claim) -> None:
         """Give a task to the worker of its run, a new one if need be."""
-        self._active = time.monotonic()
         hand = self._hands.get(claim.run_id)
         if hand is None:
-            hand = _Hand(self._nursery.worker(), self._active)
+            hand = _Hand(self._nursery.worker(), time.monotonic())
             self._hands[claim.run_id] = hand
         self._hands.move_to_end(claim.run_id)
         hand.waiting.append(claim)
         self._next(hand)
 
-    def attend(self, seconds: float) -> None:
-        """Listen to the workers for a while, and let go of those that are over."""
+    def attend(self, seconds: float, *others: Voice) -> None:
+        """Listen to workers and others for a while; let go of workers that are over.
+
+        Returns as soon as anybody has said something.
+        """
         links = {hand.link: run for run, hand in self._hands.items()}
-        ready, _, _ = select.select([*links], [], [], seconds)
-        for link in ready:
-            self._hear(links[link])
+        speakers: list[socket.socket | Voice] = [*links, *others]
+        for one in select.select(speakers, [], [], seconds)[0]:
+            if isinstance(one, Voice):
+                one.hear()
+            else:
+                self._hear(links[one])
         now = time.monotonic()
         idle = [r for r, h in self._hands.items() if h.claim is None]
         over = [r for r in idle if now - self._hands[r].seen > _SILENCE]
@@ -126,7 +124,6 @@ class Foreman:
         else:
             log(INFO, "A message of run %d has been answered", run)
             self.served += 1
-            self._active = hand.seen
             hand.claim = None
             self._next(hand)
 

@@ -23,6 +23,7 @@ from types import FrameType
 from flwr_safedshb.deployment.approvals import KEY, Approvals
 from flwr_safedshb.deployment.foreman import Foreman
 from flwr_safedshb.deployment.node_file import Connection, NodeFile
+from flwr_safedshb.deployment.voice import Voice
 from flwr_safedshb.deployment.workers import Nursery
 
 # Flower refuses a node for up to a minute after a kill, while it believes it connected.
@@ -79,24 +80,33 @@ class NodeService:
         port = _free_port()
         supernode = SuperNode(f"127.0.0.1:{port}")
         foreman = Foreman(nursery, supernode, self.approvals)
-        process = subprocess.Popen(self._command(folder, port))
+        process = subprocess.Popen(
+            self._command(folder, port),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert process.stdout is not None
+        voice = Voice(process.stdout)
         reported = time.monotonic()
         try:
             with supernode.tasks(secret) as tasks:
-                while process.poll() is None:
-                    try:
-                        claim = acquire(tasks)
-                    except httpx.HTTPError:
-                        claim = None  # not up yet, or on its way out
-                    if claim is not None:
-                        foreman.assign(claim)
-                    foreman.attend(foreman.pause())
+                while not voice.over and process.poll() is None:
+                    if voice.pause() == 0.0:
+                        try:
+                            claim = acquire(tasks)
+                        except httpx.HTTPError:
+                            claim = None  # not up yet, or on its way out
+                        voice.asked(found=claim is not None)
+                        if claim is not None:
+                            foreman.assign(claim)
+                    foreman.attend(voice.pause(), voice)
                     if time.monotonic() - reported > _REPORT_SECONDS:
                         reported = time.monotonic()
                         _log(INFO, "%d messages answered so far", foreman.served)
         finally:
             foreman.close()
             _end(process)
+            voice.finish()
 
     def _command(self, folder: Path, port: int) -> list[str]:
         config = folder / "node.toml"
