@@ -159,10 +159,10 @@ def random_records(rng: np.random.Generator, layers: Layers) -> RecordDict:
     return content
 
 
-def test_ten_thousand_random_replies(caplog: pytest.LogCaptureFixture) -> None:
+def test_thousands_of_random_replies(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("CRITICAL", "flwr")  # to format the log takes most of the time
     rng = np.random.default_rng(20230)
-    rounds = 10_000 // F + 1
+    rounds = 2_000 // F + 1
     found = attack(lambda partition, step, layers: scribbled(rng, layers), rounds)
     reasons = {
         key for metrics in found for key in metrics if key.startswith("excluded-")

@@ -237,6 +237,9 @@ def test_sweeps_are_checked_before_they_start(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     more = ["--output", "out"] if "--output" not in given else []
+    # Every run is checked, so let there be few.
+    more += ["--seeds", "1"] if "--seeds" not in given else []
+    more += ["--regimes", "low"] if main is reproduce.main else []
     parts = ["--parts", "rules"] if main is beyond.main else []
     small = ["data=synthetic"] if "--set" in given and main is not demo.main else []
     try:

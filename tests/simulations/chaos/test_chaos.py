@@ -220,7 +220,7 @@ def test_the_band_tells_training_from_no_defence(
 ) -> None:
     """The average, which the hostile node moves, lies outside what is called noise."""
     steps = 3
-    normal = band.measured(SEED, steps, runs=20)
+    normal = band.measured(SEED, steps, runs=8)
     assert normal.limit < 1.0 < np.linalg.norm(optimum(SEED))
     undefended = partial(SafeDSHB, Average())
     monkeypatch.setattr("simulations.chaos.band.SafeDSHB", undefended)
