@@ -9,7 +9,7 @@ has what the gate needs.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib import import_module, metadata
 from types import CodeType, FrameType
 from typing import Any, TypeVar, cast
@@ -224,15 +224,7 @@ def lacks_tls(grid: Grid) -> bool:
     return bool(getattr(grid, "_insecure", False))
 
 
-# ---- programs and files of Flower ---------------------------------------------------
-
-
-def client_process() -> Callable[[], None]:
-    """Return Flower's program ``flwr-clientapp``, imported."""
-    found = metadata.entry_points(group="console_scripts", name="flwr-clientapp")
-    if not found:
-        raise ImportError(f"flwr {VERSION} has no program flwr-clientapp; {REMEDY}")
-    return cast(Callable[[], None], next(iter(found)).load())
+# ---- configs of Flower --------------------------------------------------------------
 
 
 def flat_config(config: Mapping[str, Any]) -> UserConfig:

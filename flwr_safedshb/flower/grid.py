@@ -70,4 +70,5 @@ def innermost(grid: Grid) -> Grid:
 
 def is_simulated(grid: Grid) -> bool:
     """Whether the nodes are known to be simulated; of other Grids nothing is known."""
+    grid = innermost(grid)
     return isinstance(grid, SimulatedGrid) or is_flowers_simulation(grid)

@@ -22,7 +22,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_safedshb.flower.compat import SUPERLINK_NODE_ID
-from flwr_safedshb.flower.grid import WrappedGrid, innermost, is_simulated
+from flwr_safedshb.flower.grid import WrappedGrid, is_simulated
 
 # Between two rounds of questions: a few times what one takes, within these bounds, so
 # that many nodes do not keep a SuperLink busy with questions.
@@ -122,7 +122,7 @@ class _Collection:
         self._failures: dict[str, int] = {}
         self._found: SimpleQueue[tuple[str, list[Message] | Exception]] = SimpleQueue()
         # What is simulated in this process is there or not; it is not waited for.
-        self._alone = is_simulated(innermost(grid))
+        self._alone = is_simulated(grid)
 
     def sweep(self) -> bool:
         """Ask once for every reply; True if one came, or one need not be waited for."""

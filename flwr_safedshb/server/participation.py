@@ -195,10 +195,9 @@ def warn_of_strangers(grid: Grid, f: int, authenticated: bool) -> None:
     authenticated : bool
         The user's word that the SuperLink admits registered nodes only.
     """
-    inside = innermost(grid)
-    if is_simulated(inside):
+    if is_simulated(grid):
         return
-    if lacks_tls(inside):
+    if lacks_tls(innermost(grid)):
         log(
             WARNING,
             "ANYONE CAN JOIN: the SuperLink has no TLS and so no authentication, one "

@@ -25,7 +25,7 @@ import torch
 from flwr.app import Context, RecordDict
 
 from flwr_safedshb.client.client import SafeDSHBClient
-from flwr_safedshb.client.momentum_files import Kept, MomentumFiles
+from flwr_safedshb.client.momentum import Kept, MomentumFiles
 from flwr_safedshb.client.step import Step, gradients
 from simulations.benchmarks.measure import in_turns, reset_peak, resident
 from simulations.benchmarks.outcome import Check, Table, at_most

@@ -240,12 +240,6 @@ class Deployment:
         arguments = ("supernode", "register", str(public_key), _NAME)
         return int(str(self._processes.answer("flwr", *arguments)["node-id"]))
 
-    def nodes_online(self) -> list[int]:
-        """Return Flower's ids of the nodes that are connected."""
-        nodes = self._processes.answer("flwr", "supernode", "list", _NAME)["nodes"]
-        assert isinstance(nodes, list)
-        return [int(node["node-id"]) for node in nodes if node["status"] == "online"]
-
     def state_dir(self, index: int) -> Path:
         """Return where node `index` keeps its ledger."""
         return self.folder / f"node-{index}"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from flwr.serverapp import ServerApp
 
-from flwr_safedshb.client.momentum_files import Kept, MomentumFiles
+from flwr_safedshb.client.momentum import Kept, MomentumFiles
 from flwr_safedshb.client.node import LEDGER_NAME
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.privacy.ledger.ledger import Ledger

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from flwr_safedshb.client.client import RefusedError
-from flwr_safedshb.client.momentum_files import Kept, MomentumFiles, Vector
+from flwr_safedshb.client.momentum import Kept, MomentumFiles, Vector
 from flwr_safedshb.client.node import LEDGER_NAME
 from tests.clients import ask, ledger, node, same
 from tests.privacy.ledger.older import keep_as_before
