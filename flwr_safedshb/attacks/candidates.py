@@ -1,0 +1,142 @@
+"""Many things that f adversaries could send, and what harm each would do.
+
+What an adversary sends is a combination of a few vectors, the *basis*: the honest
+vectors about their mean, and whatever directions an attack has. A rule that needs inner
+products only then answers for thousands of candidates from one Gram matrix, that of the
+basis: no vector is formed, let alone aggregated.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import numpy as np
+
+from flwr_safedshb.aggregation import NNM, GramRule
+from flwr_safedshb.aggregation.gram import FloatArray
+from flwr_safedshb.attacks.base import Aggregate
+
+# Values in the Gram matrices that are made at a time.
+_AT_A_TIME = 2**21
+
+# Harms that differ by less than this fraction, or by round-off, are a tie.
+RESOLUTION = 1e-9
+ROUND_OFF = 64 * float(np.finfo(np.float64).eps)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What each of f adversaries sends, less the honest mean, in each of g candidates.
+
+    Attributes
+    ----------
+    basis : (r, d) array
+        The h honest vectors about their mean, then directions.
+    shares : (g, f, r) array
+        Candidate k's adversary j sends mean + shares[k, j] @ basis.
+    """
+
+    basis: FloatArray
+    shares: FloatArray
+
+    def vectors(self, mean: FloatArray, k: int) -> FloatArray:
+        """Return what the adversaries send in candidate `k`, (f, d)."""
+        sent: FloatArray = mean + self.shares[k] @ self.basis
+        return sent
+
+
+def harms(
+    honest: FloatArray,
+    candidates: Candidates,
+    f: int,
+    aggregate: Aggregate,
+    along: FloatArray | None = None,
+) -> FloatArray:
+    """Return how far each candidate, (g,), moves the aggregate from the honest mean.
+
+    Parameters
+    ----------
+    honest : (h, d) array
+    candidates : Candidates
+        Made from `honest`.
+    f : int
+    aggregate : Rule, or callable (vectors of shape (n, d), f) -> (d,) array
+    along : (d,) array, optional
+        Count only the way along this vector; negative if it moves the other way.
+    """
+    if has_weights(aggregate):
+        return _weighed(len(honest), candidates, f, aggregate, along)
+    return _aggregated(honest, candidates, f, aggregate, along)
+
+
+def worst(honest: FloatArray, harm: FloatArray) -> int:
+    """Return the first candidate that nothing beats by more than `RESOLUTION`."""
+    largest = harm.max()
+    if np.isfinite(largest):
+        # What a sum of the vectors cannot resolve is no harm.
+        norm = np.sqrt(np.square(honest).sum(axis=1).max())
+        largest -= RESOLUTION * abs(largest) + ROUND_OFF * norm
+    return int(np.argmax(harm >= largest))
+
+
+def has_weights(aggregate: Aggregate) -> TypeGuard[GramRule]:
+    """Say if a rule can answer with weights from a Gram matrix."""
+    if isinstance(aggregate, NNM):
+        return has_weights(aggregate.rule)
+    return isinstance(aggregate, GramRule)
+
+
+def _weighed(
+    h: int,
+    candidates: Candidates,
+    f: int,
+    rule: GramRule,
+    along: FloatArray | None,
+) -> FloatArray:
+    """Return harms, (g,), by the weights of vectors that are never formed."""
+    basis = candidates.basis
+    products = basis @ basis.T
+    ahead = None if along is None else basis @ along
+    found = []
+    for rows in _rows(h, candidates):
+        grams = (rows @ products) @ rows.swapaxes(1, 2)
+        weights = rule.weigh_many(grams, f)
+        # The centred honest vectors sum to zero, so a share that all of them have drops
+        # out; taken away first, it leaves exactly zero where the rule returns their
+        # mean.
+        weights[:, :h] -= weights[:, :1].copy()
+        if ahead is None:
+            squares = np.einsum("gi,gij,gj->g", weights, grams, weights)
+            found.append(np.sqrt(np.maximum(squares, 0.0)))
+        else:
+            found.append(np.einsum("gi,gi->g", weights, rows @ ahead))
+    return np.concatenate(found)
+
+
+def _rows(h: int, candidates: Candidates) -> Iterator[FloatArray]:
+    """Yield what all n send in terms of the basis, (part of g, n, r)."""
+    g, f, r = candidates.shares.shape
+    part = max(1, _AT_A_TIME // (h + f) ** 2)
+    for start in range(0, g, part):
+        shares = candidates.shares[start : start + part]
+        honest = np.broadcast_to(np.eye(h, r), (len(shares), h, r))
+        yield np.concatenate((honest, shares), axis=1)
+
+
+def _aggregated(
+    honest: FloatArray,
+    candidates: Candidates,
+    f: int,
+    aggregate: Aggregate,
+    along: FloatArray | None,
+) -> FloatArray:
+    """Return harms, (g,), by aggregation."""
+    mean = honest.mean(axis=0)
+    found = np.empty(len(candidates.shares))
+    for k in range(len(found)):
+        # Anew for every candidate: a callable may keep or overwrite what it is given.
+        vectors = np.concatenate((honest, candidates.vectors(mean, k)))
+        moved = aggregate(vectors, f) - mean
+        found[k] = np.linalg.norm(moved) if along is None else moved @ along
+    # An aggregate that is no vector any more is as far away as can be.
+    return np.where(np.isnan(found), np.inf, found)
