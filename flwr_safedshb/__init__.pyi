@@ -1,31 +1,38 @@
 """The public names, and where each is. There is no other list of them."""
 
 from .aggregation import (
+    ARC as ARC,
     CAF as CAF,
     MDA as MDA,
     NNM as NNM,
     SMEA as SMEA,
     Average as Average,
+    Bucketing as Bucketing,
+    CentredClipping as CentredClipping,
     Filter as Filter,
     GeometricMedian as GeometricMedian,
     Krum as Krum,
     Median as Median,
     MultiKrum as MultiKrum,
+    StaticClipping as StaticClipping,
     TrimmedMean as TrimmedMean,
     Weighing as Weighing,
 )
 from .attacks import (
     ALIE as ALIE,
     FOE as FOE,
+    Drift as Drift,
     FarCluster as FarCluster,
     Gaussian as Gaussian,
     HugeNorm as HugeNorm,
     LabelFlip as LabelFlip,
     Mimic as Mimic,
+    MimicShift as MimicShift,
     MinMax as MinMax,
     MinSum as MinSum,
     NonFinite as NonFinite,
     SignFlip as SignFlip,
+    Strongest as Strongest,
     Zero as Zero,
 )
 from .client.client import (

@@ -6,6 +6,12 @@ from flwr_safedshb.aggregation.baselines import (
     Krum,
     MultiKrum,
 )
+from flwr_safedshb.aggregation.clipped import (
+    ARC,
+    Bucketing,
+    CentredClipping,
+    StaticClipping,
+)
 from flwr_safedshb.aggregation.coordinatewise import Median, TrimmedMean
 from flwr_safedshb.aggregation.filter import CAF, Filter
 from flwr_safedshb.aggregation.mda import MDA
@@ -19,11 +25,14 @@ from flwr_safedshb.aggregation.rule import (
 from flwr_safedshb.aggregation.smea.rule import SMEA
 
 __all__ = [
+    "ARC",
     "CAF",
     "MDA",
     "NNM",
     "SMEA",
     "Average",
+    "Bucketing",
+    "CentredClipping",
     "CoordinatewiseRule",
     "Filter",
     "GeometricMedian",
@@ -32,6 +41,7 @@ __all__ = [
     "Median",
     "MultiKrum",
     "Rule",
+    "StaticClipping",
     "TrimmedMean",
     "Weighing",
 ]

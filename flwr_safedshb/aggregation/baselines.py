@@ -79,9 +79,13 @@ class GeometricMedian(GramRule):
     def weigh(self, gram: FloatArray, f: int) -> Weighing:
         """Return the weights of the median as a convex combination."""
         gram = check_gram(gram, f)
-        weights = _geometric_median(gram)
+        (weights,) = _geometric_medians(gram[None])
         value = weighted_lambda(squared_distances(gram), weights)
         return Weighing(weights, subset=None, lambda_max=value)
+
+    def weigh_many(self, grams: FloatArray, f: int) -> FloatArray:
+        """Return the weights for each Gram matrix; they are found side by side."""
+        return _geometric_medians(np.array([check_gram(gram, f) for gram in grams]))
 
     def kappa(self, n: int, f: int) -> float:
         """Return 4 (1 + f/(n-2f))^2."""
@@ -101,38 +105,43 @@ def subset_mean(gram: FloatArray, subset: NDArray[np.intp]) -> Weighing:
     return Weighing(subset_weights(len(gram), subset), subset, value)
 
 
-def _geometric_median(gram: FloatArray) -> FloatArray:
-    """Return weights, (n,), of the geometric median, from inner products.
+def _geometric_medians(grams: FloatArray) -> FloatArray:
+    """Return weights, (g, n), of the geometric medians, from inner products, (g, n, n).
 
     By inner products and not by distances: among those, a vector of norm 1e30 leaves no
     digit of the others.
     """
-    n, norms = len(gram), np.diag(gram)
-    distances = squared_distances(gram)
+    g, n = grams.shape[:2]
+    norms = np.diagonal(grams, axis1=1, axis2=2)
+    distances = squared_distances(grams)
     # x_i is the median exactly if the unit vectors towards the others sum to no more
     # than the number of vectors at x_i.
     apart = distances > 0.0
     pulls = np.where(apart, 1.0 / np.sqrt(np.where(apart, distances, 1.0)), 0.0)
-    totals = pulls.sum(axis=1)
-    along = pulls @ gram
-    squares = (along * pulls).sum(axis=1) - 2.0 * totals * np.diag(along)
+    totals = pulls.sum(axis=2)
+    along = pulls @ grams
+    squares = (along * pulls).sum(axis=2)
+    squares -= 2.0 * totals * np.diagonal(along, axis1=1, axis2=2)
     squares += totals**2 * norms
-    excess = np.sqrt(np.maximum(squares, 0.0)) - (~apart).sum(axis=1)
-    if excess.min() <= 0.0:
-        return subset_weights(n, [int(np.argmin(excess))])
-    weights = np.full(n, 1.0 / n)
+    excess = np.sqrt(np.maximum(squares, 0.0)) - (~apart).sum(axis=2)
+    weights = np.full((g, n), 1.0 / n)
+    one = excess.min(axis=1) <= 0.0
+    weights[one] = np.eye(n)[np.argmin(excess[one], axis=1)]
+    open_ = np.flatnonzero(~one)
     for _ in range(MEDIAN_STEPS):
-        products = gram @ weights
-        squares = norms - 2.0 * products + weights @ products
-        # A step from very near a vector that is not the median leads away from it.
-        typical = max(float(np.median(squares)), np.finfo(float).tiny)
-        squares = np.maximum(squares, MEDIAN_TOLERANCE**2 * typical)
-        moved = 1.0 / np.sqrt(squares)
-        moved /= moved.sum()
-        change = np.abs(moved - weights)
-        weights = moved
-        # The weight of a vector far away is tiny, and counts as much as any other.
-        still = change <= np.minimum(MEDIAN_TOLERANCE, RELATIVE_TOLERANCE * moved)
-        if still.all():
+        if not len(open_):
             break
+        before = weights[open_]
+        products = (grams[open_] @ before[:, :, None])[:, :, 0]
+        squares = norms[open_] - 2.0 * products
+        squares += (before * products).sum(axis=1, keepdims=True)
+        # A step from very near a vector that is not the median leads away from it.
+        typical = np.median(squares, axis=1, keepdims=True)
+        typical = np.maximum(typical, np.finfo(float).tiny)
+        moved = 1.0 / np.sqrt(np.maximum(squares, MEDIAN_TOLERANCE**2 * typical))
+        moved /= moved.sum(axis=1, keepdims=True)
+        weights[open_] = moved
+        # The weight of a vector far away is tiny, and counts as much as any other.
+        still = np.minimum(MEDIAN_TOLERANCE, RELATIVE_TOLERANCE * moved)
+        open_ = open_[(np.abs(moved - before) > still).any(axis=1)]
     return weights

@@ -1,6 +1,7 @@
 """Attacks: honest vectors go in, what f adversaries send comes out."""
 
 from flwr_safedshb.attacks.base import Aggregate, Attack
+from flwr_safedshb.attacks.colluding import Drift, MimicShift, Strongest
 from flwr_safedshb.attacks.data import LabelFlip
 from flwr_safedshb.attacks.hidden import Mimic, MinMax, MinSum
 from flwr_safedshb.attacks.plain import (
@@ -26,16 +27,19 @@ __all__ = [
     "TAUS",
     "Aggregate",
     "Attack",
+    "Drift",
     "FarCluster",
     "Gaussian",
     "HugeNorm",
     "LabelFlip",
     "Mimic",
+    "MimicShift",
     "MinMax",
     "MinSum",
     "NonFinite",
     "SearchedAttack",
     "SignFlip",
+    "Strongest",
     "Zero",
     "harms",
     "most_harmful_tau",

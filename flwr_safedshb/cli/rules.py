@@ -94,12 +94,12 @@ def _paper(row: Row) -> str:
 def found(n: int, f: int, d: int | None = None) -> Iterator[Row]:
     """Yield what there is to say of every rule in `flwr_safedshb.aggregation`."""
     from flwr_safedshb import aggregation
-    from flwr_safedshb.aggregation import NNM, Filter, GramRule, Rule, TrimmedMean
+    from flwr_safedshb.aggregation import Filter, GramRule, Rule, TrimmedMean
     from flwr_safedshb.theory import check_num_malicious, kappa_spectral
 
     check_num_malicious(n, f)
     rules = [
-        NNM(TrimmedMean()) if kind is NNM else kind()
+        kind(*[TrimmedMean()] * ("rule" in inspect.signature(kind).parameters))
         for kind in listing.concrete(aggregation, Rule)  # type: ignore[type-abstract]
     ]
     # Filter proves one thing with a bound and another without.
@@ -109,8 +109,8 @@ def found(n: int, f: int, d: int | None = None) -> Iterator[Row]:
         if kappa is not None and notion == "variance":
             spectral = kappa_spectral(kappa, n, f, d)
         argument = "spectral_bound" if notion == "spectral bound" else ""
-        if isinstance(rule, NNM):
-            argument = type(rule.rule).__name__
+        if (inner := getattr(rule, "rule", None)) is not None:
+            argument = type(inner).__name__
         yield Row(
             rule=f"{type(rule).__name__}({argument})",
             kappa=kappa,
