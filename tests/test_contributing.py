@@ -107,3 +107,25 @@ def test_they_are_written_as_the_rest_is(copy: Path) -> None:
     assert "All checks passed" in ran(copy, "-m", "ruff", "check", *python)
     formatted = ran(copy, "-m", "ruff", "format", "--check", *python)
     assert f"{len(python)} files already formatted" in formatted
+
+
+def test_what_make_compat_runs_is_there() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    (listed,) = re.findall(
+        r"^FLOWER := ((?:.*\\\n)*.*)\n", makefile, flags=re.MULTILINE
+    )
+    paths = listed.replace("\\", " ").split()
+    assert len(paths) > 5
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_files_that_contributing_names_are_there() -> None:
+    """Sentences that begin with "Inside" name files of that folder."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    sentences = re.findall(
+        r"Inside `([\w/]+/)`,(.*?)\.(?:\n\n|\s+(?=Inside))", text, re.S
+    )
+    assert sentences
+    for folder, words in sentences:
+        for name in re.findall(r"`([\w/]+\.py)`", words):
+            assert (ROOT / "flwr_safedshb" / folder / name).is_file(), name

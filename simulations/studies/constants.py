@@ -232,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--starts", type=at_least(1), default=12, help="of the optimiser"
     )
     parser.add_argument(
-        "--steps", type=at_least(1), default=250, help="from each start"
+        "--steps", type=at_least(0), default=250, help="from each start"
     )
     parser.add_argument("--out", type=Path, default=Path("outputs/constants.md"))
     options = parser.parse_args(arguments)
