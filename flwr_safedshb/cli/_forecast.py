@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import get_args
 
 from flwr_safedshb import theory
-from flwr_safedshb.privacy.plan import PrivacyPlan, Sampling
+from flwr_safedshb.privacy.plan import PrivacyPlan
+from flwr_safedshb.privacy.samplers import known_samplers
 
 Others = list[tuple[str, "Forecast"]]
 
@@ -30,7 +30,7 @@ class Setting:
     clip_norm: float
     steps: int
     delta: float
-    sampling: Sampling
+    sampling: str
     epsilon: float | None
     noise_multiplier: float | None
     heterogeneity: float
@@ -132,8 +132,9 @@ def alternatives(now: Forecast) -> Iterator[tuple[str, Setting]]:
     yield f"m = {2 * it.m}", replace(it, m=2 * it.m)
     for other_epsilon in (target / 2, 2 * target):
         yield f"epsilon = {other_epsilon:.4g}", replace(it, epsilon=other_epsilon)
-    other: Sampling = "poisson" if it.sampling == "fixed" else "fixed"
-    yield f"{other} batches", replace(it, sampling=other)
+    for other in by_sampling(now):
+        if other != it.sampling:
+            yield f"{other} batches", replace(it, sampling=other)
 
 
 def as_json(now: Forecast, others: Others) -> dict[str, object]:
@@ -176,12 +177,15 @@ def as_json(now: Forecast, others: Others) -> dict[str, object]:
 
 
 def by_sampling(now: Forecast) -> dict[str, float]:
-    """Return epsilon at the same noise, for either sampler."""
-    it = now.setting
-    return {
-        sampling: replace(now.plan, sampling=sampling).epsilon(it.steps, it.delta)
-        for sampling in get_args(Sampling)
-    }
+    """Return epsilon at the same noise, for every sampler that takes these numbers."""
+    it, found = now.setting, {}
+    for sampling in known_samplers():
+        try:
+            plan = replace(now.plan, sampling=sampling)
+        except ValueError:
+            continue
+        found[sampling] = plan.epsilon(it.steps, it.delta)
+    return found
 
 
 def kappas(setting: Setting) -> dict[str, float]:

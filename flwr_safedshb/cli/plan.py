@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from flwr_safedshb.cli._forecast import (
     Forecast,
@@ -31,7 +31,7 @@ from flwr_safedshb.cli._forecast import (
     kappas,
     violations,
 )
-from flwr_safedshb.privacy.plan import Sampling
+from flwr_safedshb.privacy.samplers import known_samplers
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -190,7 +190,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "-s", "--noise-multiplier", type=float, help="sigma_DP in units of 2C/b"
     )
     parser.add_argument(
-        "--sampling", choices=get_args(Sampling), default="fixed", help="(fixed)"
+        "--sampling", choices=list(known_samplers()), default="fixed", help="(fixed)"
     )
     parser.add_argument(
         "-G",

@@ -14,15 +14,12 @@ from numbers import Integral
 from typing import Literal, get_args
 
 from flwr_safedshb.privacy.accounting import limits
+from flwr_safedshb.privacy.samplers import Adjacency as Adjacency
+from flwr_safedshb.privacy.samplers import Sampler, sampler
 
-Sampling = Literal["fixed", "poisson"]
-Adjacency = Literal["replace-one", "add-remove"]
+# The word of a sampler; `known_samplers` has them all.
+Sampling = str
 Clipping = Literal["per-example", "ghost"]
-
-SAMPLER_WORDS: Mapping[Sampling, str] = {
-    "fixed": "fixed-size sampling without replacement",
-    "poisson": "Poisson sampling",
-}
 
 
 @dataclass(frozen=True)
@@ -73,9 +70,9 @@ class PrivacyPlan:
         b. Under ``poisson`` the expected size; the divisor is b in any case.
     num_examples : int
         m, the examples this client holds; treated as public.
-    sampling : {"fixed", "poisson"}
-        b of m without replacement, fresh each step; or each example with probability
-        b/m, independently.
+    sampling : str
+        The word of a sampler: "fixed" for b of m without replacement, fresh each step;
+        "poisson" for each example with probability b/m, independently.
     adjacency : {"replace-one", "add-remove"}
         The unit of privacy that epsilon is stated for.
     clipping : {"per-example", "ghost"}
@@ -104,7 +101,6 @@ class PrivacyPlan:
                 f"num_examples={self.num_examples}; lower it or add examples"
             )
         for name, words in (
-            ("sampling", get_args(Sampling)),
             ("adjacency", get_args(Adjacency)),
             ("clipping", get_args(Clipping)),
         ):
@@ -113,12 +109,7 @@ class PrivacyPlan:
                     f"{name}={getattr(self, name)!r} is unknown; use one of "
                     + ", ".join(map(repr, words))
                 )
-        if self.sampling == "fixed" and self.adjacency == "add-remove":
-            raise ValueError(
-                "adjacency='add-remove' has no accountant for sampling='fixed', whose "
-                "batches have the same size with and without the example; use "
-                "adjacency='replace-one' or sampling='poisson'"
-            )
+        self.sampler.check(self)
 
     def _set(self, name: str, value: float) -> None:
         object.__setattr__(self, name, value)
@@ -127,6 +118,11 @@ class PrivacyPlan:
     def noise_std(self) -> float:
         """sigma_DP = 2 C s / b, the deviation added to every coordinate of the mean."""
         return 2.0 * self.clip_norm * self.noise_multiplier / self.batch_size
+
+    @property
+    def sampler(self) -> Sampler:
+        """How batches are drawn, and what a step of them gives away."""
+        return sampler(self.sampling)
 
     @property
     def sampling_rate(self) -> float:

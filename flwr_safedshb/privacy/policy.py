@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields
 from typing import Self, get_args
 
 from flwr_safedshb.privacy.accounting import limits
-from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan, Sampling
+from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan
+from flwr_safedshb.privacy.samplers import known_samplers
 
 Value = bool | int | float | str
 
@@ -163,7 +164,7 @@ _NUMBERS: Mapping[str, limits.Limits] = {
     "max_sampling_rate": limits.SAMPLING_RATE,
 }
 _WORDS: Mapping[str, set[str]] = {
-    "sampling": set(get_args(Sampling)),
+    "sampling": set(known_samplers()),
     "adjacency": set(get_args(Adjacency)),
 }
 

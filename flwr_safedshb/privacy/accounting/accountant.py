@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-
-import numpy as np
-from dp_accounting import (
-    DpEvent,
-    GaussianDpEvent,
-    NeighboringRelation,
-    PoissonSampledDpEvent,
-    SampledWithoutReplacementDpEvent,
-)
-from dp_accounting.rdp import RdpAccountant
-from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
-from numpy.typing import NDArray
 
 from flwr_safedshb.privacy.accounting import pld
 from flwr_safedshb.privacy.accounting.limits import (
@@ -25,47 +14,45 @@ from flwr_safedshb.privacy.accounting.limits import (
     checked_delta,
     checked_steps,
 )
-from flwr_safedshb.privacy.plan import SAMPLER_WORDS, PrivacyPlan, PrivacyStatement
+from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement
 
 Charges = Sequence[tuple[PrivacyPlan, int]]
-
-# Few, because the library's cost grows with the square of an order.
-_RENYI_ORDERS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)
-# What rounding may take from a Renyi divergence near 0; added so that bounds stay so.
-_RENYI_ROUNDING = 1e-13
+Bound = Callable[[pld.Steps, float], float]
 
 
-def epsilon(
-    charges: Charges, delta: float, interval: float = pld.BASE_INTERVAL
-) -> float:
+def epsilon(charges: Charges, delta: float) -> float:
     """Epsilon of all charges together.
 
-    It comes from the composed privacy loss distributions; where their grid is too
-    coarse for very rare sampling, the bound by Renyi divergences may be the smaller one
-    and is taken, being as valid.
+    It comes from the composed privacy loss distributions, whose own numerical errors
+    are part of it, or from the moments of the losses where these give less.
 
     Steps may follow different plans. If some plans state replace-one and others
     add-remove, all are accounted under replace-one: a plan's adjacency only names the
-    unit, the Poisson mechanism is the same, and its replace-one epsilon holds for
-    add-remove too (a removed example is one replaced by an example without gradient).
+    unit, the mechanism is the same, and its replace-one epsilon holds for add-remove
+    too (a removed example is one replaced by an example without gradient).
 
     Parameters
     ----------
     charges : sequence of (PrivacyPlan, int)
         Plans, and how many steps (T) were released under each.
     delta : float
-        In [1e-12, 1).
-    interval : float
-        Grid of the losses; a coarser one is faster and never gives less.
+        In [1e-12, 0.1].
 
     Returns
     -------
     float
-        0 without steps, infinity if a step had no noise.
+        0 without steps; infinity if a step had no noise, or if there are more steps
+        than can be accounted for.
     """
-    return min(
-        epsilon_upper_bound(charges, delta), _pld_epsilon(charges, delta, interval)
-    )
+    return _worst(pld.composed_epsilon, charges, delta)
+
+
+def epsilon_upper_bound(charges: Charges, delta: float) -> float:
+    """Bound epsilon from above in milliseconds, by the moments of the losses.
+
+    For a quick yes: where this fits a budget, `epsilon` does.
+    """
+    return _worst(pld.quick_epsilon, charges, delta)
 
 
 def statement(charges: Charges, delta: float) -> PrivacyStatement:
@@ -76,39 +63,34 @@ def statement(charges: Charges, delta: float) -> PrivacyStatement:
         epsilon=exact,
         delta=delta,
         steps=sum(merged.values()),
-        sampler=_words(SAMPLER_WORDS[plan.sampling] for plan in merged),
+        sampler=_words(plan.sampler.description for plan in merged),
         adjacency=_words(plan.adjacency for plan in merged),
         accountant="PLD accountant" if exact < renyi else "RDP accountant",
     )
 
 
+def _worst(bound: Bound, charges: Charges, delta: float) -> float:
+    """Return the larger of the bounds for what may happen to an example."""
+    delta = checked_delta(delta)
+    merged = _merged(charges)
+    if not merged:
+        return 0.0
+    silent = any(plan.noise_multiplier == 0 for plan in merged)
+    if silent or sum(merged.values()) > MAX_STEPS:
+        return math.inf
+    # In an order of their own, lest the order of charges show in the last digits.
+    kinds = sorted(merged.items(), key=lambda item: item[0].to_json())
+    profiles = [(plan.sampler.profiles(plan), steps) for plan, steps in kinds]
+    worst = 0.0
+    for i in range(max(len(several) for several, _ in profiles)):
+        found = bound([(some[i % len(some)], steps) for some, steps in profiles], delta)
+        # Not a number means that nothing is known.
+        worst = max(worst, found) if found >= 0 else math.inf
+    return worst
+
+
 def _words(words: Iterable[str]) -> str:
     return " and ".join(sorted(set(words))) or "nothing released"
-
-
-def _pld_epsilon(charges: Charges, delta: float, interval: float) -> float:
-    delta = checked_delta(delta)
-    merged = _merged(charges)
-    if not merged:
-        return 0.0
-    if _lacks_noise(merged):
-        return math.inf
-    return pld.composed_epsilon(merged, delta, interval)
-
-
-def epsilon_upper_bound(charges: Charges, delta: float) -> float:
-    """Bound epsilon from above in milliseconds, by Renyi divergences.
-
-    For a quick yes: where this fits a budget, the exact figure does.
-    """
-    delta = checked_delta(delta)
-    merged = _merged(charges)
-    if not merged:
-        return 0.0
-    if _lacks_noise(merged):
-        return math.inf
-    total = sum(steps * _renyi(plan) for plan, steps in merged.items())
-    return float(compute_epsilon(_RENYI_ORDERS, total, delta)[0])
 
 
 def max_steps(
@@ -132,59 +114,49 @@ def _max_steps(
     delta: float,
     max_epsilon: float,
 ) -> int:
-    def fits_cheaply(steps: int) -> bool:
-        return epsilon_upper_bound([*past, (plan, steps)], delta) <= max_epsilon
+    def cost(bound: Callable[[Charges, float], float], steps: int) -> float:
+        return bound([*past, (plan, steps)], delta)
 
-    def fits_on(interval: float, steps: int) -> bool:
-        return epsilon([*past, (plan, steps)], delta, interval) <= max_epsilon
-
-    # Each test is cheaper than the next and never says yes where that says no.
+    # The first bound is cheaper than the second, and never below it.
     steps = 0
-    for fits in (
-        fits_cheaply,
-        partial(fits_on, pld.COARSE_INTERVAL),
-        partial(fits_on, pld.BASE_INTERVAL),
-    ):
-        steps = _last_fitting(fits, steps)
+    for bound in (epsilon_upper_bound, epsilon):
+        steps = _last_fitting(partial(cost, bound), max_epsilon, steps)
     return steps
 
 
-def _last_fitting(fits: Callable[[int], bool], known: int) -> int:
-    """Find the largest integer that fits, from one that does, in logarithmic tests."""
-    step = 1
-    while known + step <= MAX_STEPS and fits(known + step):
-        known, step = known + step, 2 * step
-    while step > 1:
-        step //= 2
-        if known + step <= MAX_STEPS and fits(known + step):
-            known += step
-    return known
+def _last_fitting(cost: Callable[[int], float], limit: float, known: int) -> int:
+    """Find the largest count that costs at most ``limit``, from one that may."""
+    low, high = known, MAX_STEPS + 1
+    at_low, at_high = cost(low), math.inf
+    if not (at_low <= limit and at_low < math.inf):
+        return 0
+    for attempt in itertools.count():
+        if high - low == 1:
+            return low
+        guess = _guess(low, at_low, high, at_high, limit, attempt)
+        price = cost(guess)
+        if price <= limit and price < math.inf:
+            low, at_low = guess, price
+        else:
+            high, at_high = guess, price
+    raise AssertionError
 
 
-def library_event(plan: PrivacyPlan) -> tuple[DpEvent, NeighboringRelation]:
-    """Describe one step of the plan to the Renyi accountant of dp_accounting.
-
-    That accountant reads a multiplier as noise over sensitivity. It has no event for
-    Poisson sampling under replace-one; the fixed-size event is a valid bound for it,
-    since the divergence is computed for any batches that coincide without the example
-    and lie within 2C/b of each other with it.
-    """
-    if plan.adjacency == "add-remove":
-        noise = GaussianDpEvent(pld.poisson_noise_multiplier(plan))
-        event = PoissonSampledDpEvent(plan.sampling_rate, noise)
-        return event, NeighboringRelation.ADD_OR_REMOVE_ONE
-    noise = GaussianDpEvent(plan.noise_multiplier)
-    event = SampledWithoutReplacementDpEvent(plan.num_examples, plan.batch_size, noise)
-    return event, NeighboringRelation.REPLACE_ONE
-
-
-@lru_cache(maxsize=64)
-def _renyi(plan: PrivacyPlan) -> NDArray[np.float64]:
-    """Renyi divergences of one step at the orders above."""
-    event, relation = library_event(plan)
-    accountant = RdpAccountant(_RENYI_ORDERS, relation).compose(event)
-    divergences: NDArray[np.float64] = np.maximum(accountant.rdp, 0.0)
-    return divergences + _RENYI_ROUNDING
+def _guess(
+    low: int, at_low: float, high: int, at_high: float, limit: float, attempt: int
+) -> int:
+    """Say where a cost that grows like a power of the count meets the limit."""
+    if at_low == 0 or limit == math.inf:
+        guess = 2.0 * low + 1.0
+    elif at_high == math.inf:
+        guess = low * (limit / at_low) ** 2 + 1.0  # the cost grows like a root at least
+    elif attempt % 3 == 2:
+        guess = 0.5 * (low + high)
+    else:
+        power = math.log(high / low) / math.log(at_high / at_low)
+        # Rounded to either side in turn, so that both ends come near.
+        guess = low * (limit / at_low) ** power + attempt % 2
+    return min(max(low + 1, math.floor(guess)), high - 1)
 
 
 def _merged(charges: Charges) -> dict[PrivacyPlan, int]:
@@ -200,7 +172,3 @@ def _merged(charges: Charges) -> dict[PrivacyPlan, int]:
         )
         merged[same] = merged.get(same, 0) + checked_steps(steps)
     return {plan: steps for plan, steps in merged.items() if steps}
-
-
-def _lacks_noise(merged: Mapping[PrivacyPlan, int]) -> bool:
-    return any(plan.noise_multiplier == 0 for plan in merged)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from flwr_safedshb.privacy.accounting.accountant import epsilon
-from flwr_safedshb.privacy.accounting.limits import checked_delta, checked_steps
-from flwr_safedshb.privacy.accounting.pld import BASE_INTERVAL, COARSE_INTERVAL
+from flwr_safedshb.privacy.accounting.limits import (
+    NOISE_MULTIPLIER,
+    checked_delta,
+    checked_steps,
+)
 from flwr_safedshb.privacy.plan import PrivacyPlan
 
 # A calibrated plan spends at least this share of its target, and aims for the other.
 _LEAST_SHARE = 0.99
 _AIMED_SHARE = 0.997
-_NOISE_RANGE = (1e-3, 1e6)
 # Two multipliers nearer than this are as good as equal.
 _RESOLUTION = 1e-6
 
@@ -38,13 +40,14 @@ def calibrate(
     if checked_steps(steps) < 1:
         raise ValueError(f"steps={steps} must be at least 1 to calibrate noise")
 
-    def cost(interval: float, noise_multiplier: float) -> float:
+    def cost(noise_multiplier: float) -> float:
         plan = replace(shape, noise_multiplier=noise_multiplier)
-        return epsilon([(plan, steps)], delta, interval)
+        return epsilon([(plan, steps)], delta)
 
-    # The coarse grid is cheap and a little off: the fine search starts near its end.
-    noise = _search_noise(partial(cost, COARSE_INTERVAL), target_epsilon, 1.0, 2.0)
-    noise = _search_noise(partial(cost, BASE_INTERVAL), target_epsilon, noise, 1.02)
+    # What the many small losses of much noise add up to; rare large ones cost more.
+    spread = shape.sampling_rate * math.sqrt(2 * steps * math.log(1 / delta))
+    start = min(max(spread / target_epsilon, 0.5), NOISE_MULTIPLIER.greatest)
+    noise = _search_noise(cost, target_epsilon, start, 1.2)
     return replace(shape, noise_multiplier=noise)
 
 
@@ -67,10 +70,11 @@ def _search_noise(
         else:
             noise = noise * factor if price > target else noise / factor
             factor *= factor
-        if not _NOISE_RANGE[0] <= noise <= _NOISE_RANGE[1]:
+        least, greatest = NOISE_MULTIPLIER.least, NOISE_MULTIPLIER.greatest
+        if not least <= noise <= greatest:
             raise ValueError(
                 f"target_epsilon={target} needs a noise multiplier outside "
-                f"{list(_NOISE_RANGE)}; choose a target nearer to 1"
+                f"[{least:g}, {greatest:g}]; choose a target nearer to 1"
             )
     return noise
 

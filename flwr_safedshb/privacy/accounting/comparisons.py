@@ -9,13 +9,12 @@ from dataclasses import replace
 
 from dp_accounting.rdp import RdpAccountant
 
-from flwr_safedshb.privacy.accounting.accountant import (
-    library_event,
-    statement,
-)
+from flwr_safedshb.privacy.accounting.accountant import statement
 from flwr_safedshb.privacy.accounting.limits import checked_delta, checked_steps
 from flwr_safedshb.privacy.accounting.theorem import infimum
-from flwr_safedshb.privacy.plan import SAMPLER_WORDS, PrivacyPlan, PrivacyStatement
+from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement
+from flwr_safedshb.privacy.samplers.fixed import Fixed
+from flwr_safedshb.privacy.samplers.poisson import Poisson
 
 
 def paper_theorem(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStatement:
@@ -23,9 +22,10 @@ def paper_theorem(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStateme
 
     See `flwr_safedshb.privacy.accounting.theorem` for how.
     """
-    if plan.sampling != "fixed":
+    if not isinstance(plan.sampler, Fixed):
         raise ValueError(
-            f"sampling={plan.sampling!r}: the paper's theorem is for sampling='fixed'"
+            f"sampling={plan.sampling!r}: the paper's theorem is for "
+            f"sampling={Fixed.word!r}"
         )
     _check(plan, steps, delta)
     epsilon = infimum(plan.noise_multiplier, plan.sampling_rate, steps, delta)
@@ -33,7 +33,7 @@ def paper_theorem(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStateme
         epsilon=epsilon,
         delta=delta,
         steps=steps,
-        sampler=SAMPLER_WORDS["fixed"],
+        sampler=Fixed.description,
         adjacency="replace-one",
         accountant="theorem of Allouah et al. 2023",
     )
@@ -45,13 +45,13 @@ def rdp(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStatement:
     It is valid for the plan's mechanism, and looser than the plan's own epsilon.
     """
     _check(plan, steps, delta)
-    event, relation = library_event(plan)
+    event, relation = plan.sampler.event(plan)
     accountant = RdpAccountant(neighboring_relation=relation).compose(event, steps)
     return PrivacyStatement(
         epsilon=float(accountant.get_epsilon(delta)),
         delta=delta,
         steps=steps,
-        sampler=SAMPLER_WORDS[plan.sampling],
+        sampler=plan.sampler.description,
         adjacency=plan.adjacency,
         accountant="RDP accountant of dp_accounting",
     )
@@ -73,7 +73,7 @@ def opacus(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStatement:
         epsilon=float(accountant.get_epsilon(delta)),
         delta=delta,
         steps=steps,
-        sampler=SAMPLER_WORDS["poisson"],
+        sampler=Poisson.description,
         adjacency="add-remove",
         accountant="RDP accountant of Opacus, at half the plan's noise",
     )
@@ -84,9 +84,12 @@ def figures(plan: PrivacyPlan, steps: int, delta: float) -> list[PrivacyStatemen
 
     The first is the plan's own; the others are for comparison.
     """
-    fixed = replace(plan, sampling="fixed", adjacency="replace-one")
-    poisson = replace(fixed, sampling="poisson")
-    variants = [fixed, poisson, replace(poisson, adjacency="add-remove")]
+    variants = [
+        replace(plan, sampling=sampler.word, adjacency=adjacency)
+        for sampler in (Fixed, Poisson)
+        for adjacency in sampler.adjacencies
+    ]
+    fixed = variants[0]
     variants.sort(key=lambda variant: variant != plan)
     return [
         *(statement([(variant, steps)], delta) for variant in variants),

@@ -90,7 +90,12 @@ def test_a_jump_in_the_cost_ends_on_the_safe_side() -> None:
         (math.nan, 10, 1e-4, "target_epsilon=nan"),
         (1.0, 0, 1e-4, "steps=0"),
         (1.0, 10, 0.0, "delta=0.0"),
-        (1e9, 1, 1e-4, "target_epsilon=1000000000.0 needs a noise multiplier outside"),
+        (
+            1e13,
+            1,
+            1e-4,
+            "target_epsilon=10000000000000.0 needs a noise multiplier outside",
+        ),
     ],
 )
 def test_refuses(target: float, steps: int, delta: float, message: str) -> None:
