@@ -29,7 +29,7 @@ import socket
 import sys
 import tempfile
 import traceback
-from logging import ERROR
+from logging import ERROR, WARNING
 from typing import TYPE_CHECKING
 
 from flwr_safedshb.deployment.approvals import Approvals
@@ -147,6 +147,8 @@ class Worker:
 
     def work(self, words: Words) -> None:
         """Work on one task, and say when it is done."""
+        from flwr.common import log
+
         from flwr_safedshb.flower.tasks import SuperNode, Work
 
         work = Work(SuperNode(str(words["address"])), str(words["token"]))
@@ -154,6 +156,7 @@ class Worker:
             send(self._link, {"head": work.head().hex()})
             approvals = Approvals.of(words["approved"])
             if (reason := self._unwanted(work.bundle, approvals)) is not None:
+                log(WARNING, "Refused: %s", reason[1])
                 work.refuse(*reason)
             else:
                 self._answer(work)

@@ -20,7 +20,14 @@ from simulations.benchmarks.outcome import OUT, show_table
 from simulations.command import Parser, complaining, prepare_folder
 from simulations.results.publish import check_page, publish
 
-BENCHMARKS = ("aggregation", "client_step", "startup", "engine", "end_to_end")
+BENCHMARKS = (
+    "aggregation",
+    "client_step",
+    "startup",
+    "engine",
+    "end_to_end",
+    "deployment",
+)
 PAGE = "index.html"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from simulations.chaos import strikes
+from simulations.chaos import spy, strikes
 from simulations.chaos.client import Order
 from simulations.chaos.problem import HOSTILE
 from simulations.chaos.trial import Trial
@@ -81,6 +81,17 @@ FAULTS = (
         strikes.join_unregistered,
         r"activate-node.*No SuperNode found with the given public key",
         log="superlink",
+        whom="outsider",
+    ),
+    Fault(
+        "unapproved-app",
+        "a run brings an app that no owner approved",
+        "baseline",
+        0,
+        1,
+        spy.bring_unapproved_app,
+        spy.REFUSED,
+        log="node-0",
         whom="outsider",
     ),
     Fault(

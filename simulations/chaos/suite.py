@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from flwr_safedshb.deployment.approvals import KEY, contents
+from flwr_safedshb.flower.bundle import built
 from simulations.chaos.band import Band
 from simulations.chaos.faults import DISK, Fault
 from simulations.chaos.findings import Finding, examined
@@ -52,10 +54,11 @@ def trained(
     """
     findings: list[Finding] = []
     # Its noise is seeded, so that a run can be compared with its model.
-    config = {
+    config: dict[str, bool | float | int | str] = {
         "max-epsilon": MAX_EPSILON,
         "delta": DELTA,
         "require-secure-noise": False,
+        KEY: contents(built(_APP)).hash,
     }
     timeout = _LONG_TIMEOUT
     say("a SuperLink and its SuperNodes start, with TLS and registered keys")

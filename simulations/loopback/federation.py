@@ -248,11 +248,11 @@ class Deployment:
         """Kill the ServerApps that are running, and return how many there were."""
         return self._processes.kill_matching("flwr-serverapp")
 
-    def submit(self, run_config: Mapping[str, Value]) -> str:
-        """Start a run and return its id."""
+    def submit(self, run_config: Mapping[str, Value], app: Path | None = None) -> str:
+        """Start a run, of the federation's app or of another, and return its id."""
         virtual = {"num-supernodes": self._num_nodes, "client-resources-num-cpus": 1}
         answer = self._processes.answer(
-            *("flwr", "run", str(self.app), _NAME),
+            *("flwr", "run", str(app or self.app), _NAME),
             *("--run-config", toml(run_config)),
             *(["--federation-config", toml(virtual)] if self._virtual else []),
         )

@@ -14,6 +14,7 @@ from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from flwr.superlink.routers.control.router import router as control
 from flwr.superlink.routers.fleet.router import router as fleet_router
 
+from flwr_safedshb.deployment.gate.gate import Gate
 from flwr_safedshb.deployment.gate.limits import Limits
 from flwr_safedshb.flower import fleet
 from flwr_safedshb.flower.fleet import fleet_pb2, message_pb2
@@ -410,6 +411,32 @@ def test_work_is_handed_out_as_soon_as_there_is_some(tmp_path: Path) -> None:
             assert len((await other.pull()).messages_list) == 1
 
     visited(tmp_path, visit, limits)
+
+
+def test_many_who_wait_ask_no_more_often_than_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited: list[float | None] = []
+    timeout = asyncio.timeout
+
+    def noted(seconds: float | None) -> asyncio.Timeout:
+        waited.append(seconds)
+        return timeout(seconds)
+
+    monkeypatch.setattr(asyncio, "timeout", noted)
+    gate = Gate.__new__(Gate)
+    gate._work, gate._waiting = asyncio.Event(), 0
+
+    async def wait() -> None:
+        together = [asyncio.create_task(gate.wait_for_work(9.0)) for _ in range(12)]
+        await asyncio.sleep(0)
+        gate.announce_work()
+        async with timeout(5.0):
+            await asyncio.gather(*together)
+
+    asyncio.run(wait())
+    assert waited == [9.0 * min(number, 10) for number in range(1, 13)]
+    assert gate._waiting == 0
 
 
 def test_a_call_for_work_ends_when_there_is_none(tmp_path: Path) -> None:

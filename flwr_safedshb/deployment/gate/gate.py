@@ -40,6 +40,7 @@ _PREFIX = "/v1/fleet/"
 _SECONDS = 60.0
 # Keys that are remembered; those of a federation are a few hundred at most.
 _MAX_KEYS = 10_000
+_WAITING_TOGETHER = 10
 _REPORT_SECONDS = 60.0
 
 
@@ -100,6 +101,7 @@ class Gate:
         self._strangers = asyncio.Semaphore(self.limits.node_calls)
         self._room = Room(self.limits.buffered_bytes, self.limits.node_buffered_bytes)
         self._work = asyncio.Event()
+        self._waiting = 0
 
     async def serve(self, listener: socket.socket) -> None:
         """Answer calls until cancelled."""
@@ -190,12 +192,19 @@ class Gate:
                 raise RefusedError(502, "the SuperLink does not answer") from error
 
     async def wait_for_work(self, seconds: float) -> None:
-        """Wait, or until some node was given work: a round is for all of them."""
+        """Wait, or until some node was given work: a round is for all of them.
+
+        So the more wait, the longer does each: up to ten of them ask the SuperLink
+        together as often as one would alone.
+        """
+        self._waiting += 1
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds * min(self._waiting, _WAITING_TOGETHER)):
                 await self._work.wait()
         except TimeoutError:
             pass
+        finally:
+            self._waiting -= 1
 
     def announce_work(self) -> None:
         """Wake those who wait for work."""

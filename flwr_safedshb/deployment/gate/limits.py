@@ -37,7 +37,7 @@ class Limits:
         How long a call for work is held while there is none. Flower's client gives up
         after 30.
     poll_seconds : float
-        How often the SuperLink is asked for it meanwhile.
+        How often the SuperLink is asked for it meanwhile, by a node that waits alone.
     tree_objects, tree_depth : int
         Objects of a reply, beyond twice those of the message it answers; their nesting.
     reply_bytes : int
@@ -60,7 +60,7 @@ class Limits:
     body_seconds: float = 10.0
     body_bytes_per_second: float = 128 * 2**10
     hold_seconds: float = 20.0
-    poll_seconds: float = 0.25
+    poll_seconds: float = 0.1
     tree_objects: int = 16
     tree_depth: int = 8
     reply_bytes: int = 2**20
