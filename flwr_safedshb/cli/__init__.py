@@ -2,7 +2,7 @@
 
 For example:
   safedshb rules --n 7 --f 3      what each rule of the server proves
-  safedshb attacks --json         what hostile clients may send, for a program
+  safedshb attacks --json         what adversaries may send, for a program
   safedshb plan -n 7 -f 3 -m 2763 -d 69 -b 25 -T 400 --delta 1e-4 -s 1
   safedshb doctor node.toml       may this node join?
   safedshb ledger show node.toml  what has it spent?

@@ -1,4 +1,4 @@
-"""List the attacks that a simulation can give to hostile clients.
+"""List the attacks that a simulation can give to adversaries.
 
 Adversaries see what the honest clients send in a step, and then choose. Every attack
 goes into `AdversarialGrid`, which puts it between any Flower strategy and its clients;

@@ -6,7 +6,7 @@ outside it. A pass over c rows and columns is charged for its c^2 entries; betwe
 `TYPICAL` and `LARGE` rows for c/`TYPICAL` times that, while the matrix leaves a core's
 cache; and never for less than one of `TYPICAL` rows, because calls and loops have costs
 of their own. So work bounds time, within a factor of about two, whatever n is and
-whatever hostile clients send.
+whatever adversaries send.
 
 What can still be done after the budget is spent is one step of the search, which looks
 at it before every conclusion that it draws, and the game of `bounds`: at most some

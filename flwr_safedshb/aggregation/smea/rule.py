@@ -43,7 +43,7 @@ ENUMERATED = 250
 class SMEA(GramRule):
     """Smallest Maximum Eigenvalue Averaging, exact to a relative 1e-9.
 
-    Hostile vectors can make any exact search exponential, so it has a budget. Past it,
+    Adversaries can make any exact search exponential, so it has a budget. Past it,
     the answer is the best subset found; `weigh` then certifies it with a proven lower
     bound on the smallest eigenvalue and the kappa that follows from the gap.
 
@@ -52,7 +52,7 @@ class SMEA(GramRule):
     max_nodes : int
         Budget: the work of so many nodes of a search over 100 vectors, some seconds by
         default. A node over more vectors counts for what it costs, and so does all else
-        that takes long, so no number of vectors and nothing that hostile clients send
+        that takes long, so no number of vectors and nothing that adversaries send
         makes a call take much longer. Work is counted, not time: the answer is a
         function of the input alone.
     time_limit : float, optional

@@ -19,7 +19,7 @@ Spread = Callable[[slice], torch.Tensor]
 
 
 class Held:
-    """Gradients that are there, (k, n), for the parameters of a slice."""
+    """Gradients as they are, (k, n), one row for each example, of some parameters."""
 
     def __init__(self, rows: torch.Tensor, at: slice) -> None:
         self._rows, self._at = rows, at

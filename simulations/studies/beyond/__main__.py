@@ -1,6 +1,6 @@
 """Beyond the paper: ``python -m simulations.studies.beyond``.
 
-The rules that everybody knows on the same momentums; workers that differ; fifty of
+The rules that everybody knows on the same momentums; clients that differ; fifty of
 them; and a task that is not convex. Resumable, as the reproduction is.
 """
 

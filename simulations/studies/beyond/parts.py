@@ -49,7 +49,7 @@ class Part:
 PARTS = {
     "rules": Part(
         "Other rules on the same momentums",
-        "The paper's task at moderate privacy, 3 adversaries among 7 workers: what do "
+        "The paper's task at moderate privacy, 3 adversaries among 7 clients: what do "
         "the rules that everybody knows do with the very same messages? (The trimmed "
         "mean of 7 less 2 x 3 values is the median.)",
         ("experiment=paper", "privacy=moderate"),
@@ -66,9 +66,9 @@ PARTS = {
         ),
     ),
     "heterogeneity": Part(
-        "Workers that differ",
-        "The paper's task at low privacy, 2 adversaries among 10 workers, each label "
-        "shared out by a Dirichlet distribution: small alpha, very different workers.",
+        "Clients that differ",
+        "The paper's task at low privacy, 2 adversaries among 10 clients, each label "
+        "shared out by a Dirichlet distribution: small alpha, very different clients.",
         ("experiment=heterogeneous",),
         honest=8,
         rules=("smea", "filter"),
@@ -77,7 +77,7 @@ PARTS = {
     ),
     "large": Part(
         "A larger federation",
-        "The paper's task at moderate privacy, 10 adversaries among 50 workers, 100 "
+        "The paper's task at moderate privacy, 10 adversaries among 50 clients, 100 "
         "steps. SMEA looks for the best of 10^10 subsets.",
         ("experiment=large",),
         honest=40,
@@ -85,7 +85,7 @@ PARTS = {
     "network": Part(
         "A network",
         "Fashion-MNIST, a convolutional network with 26,090 weights, 3 adversaries "
-        "among 10 workers, 100 steps at low privacy.",
+        "among 10 clients, 100 steps at low privacy.",
         ("experiment=fashion",),
         honest=7,
     ),

@@ -35,17 +35,17 @@ PAPER_EPSILON = {"low": 1.14, "moderate": 0.32, "high": 0.19}
 NOTES = """\
 ### How this differs from the paper, and what had to be inferred
 
-- **m = 2763 examples for each honest worker.** The paper does not say how the data is
+- **m = 2763 examples for each honest client.** The paper does not say how the data is
   shared. Its epsilons (1.14 / 0.32 / 0.19 at delta = 1e-4) are what Opacus' RDP
   accountant gives for b = 25, T = 400 and m = 2763 = 11055 // 4, all points over the
-  four honest workers, and for no other plausible m.
+  four honest clients, and for no other plausible m.
 - **The test set is the training set.** With m = 2763 no example is left to hold out,
   so accuracy is on all 11055 points (`data=phishing-held-out` holds a fifth out).
 - **Epsilon** is stated for the mechanism that runs: fixed-size batches without
   replacement, one example replaced, by privacy loss distributions. The paper's figures
   are for Poisson sampling, one example added or removed.
-- **DP-DSGD** is the average of the four honest workers without momentum.
-- **LF**: the three adversaries hold the flipped shards of three honest workers.
+- **DP-DSGD** is the average of the four honest clients without momentum.
+- **LF**: the three adversaries hold the flipped shards of three honest clients.
 - **The grid of tau** of ALIE and FOE is not in the paper; here 17
   values from 0.1 to 10.
 - **Filter** is the paper's listing with sigma_0 = 0, run to its end, which leaves all
@@ -54,7 +54,7 @@ NOTES = """\
   n - 2f, and a mean that f colluders may hold alone does not count.
 - **The first momentum** is (1 - beta) times the first gradient. In the listing it is
   m_0 = 0, so that theta_1 = theta_0: ours is that run shifted by one step.
-- **The attacks' anchor** is the mean of the vectors that honest workers send, and tau
+- **The attacks' anchor** is the mean of the vectors that honest clients send, and tau
   maximises the distance of the aggregate from it. In the paper the anchor is the mean
   of the clipped gradients before noise and momentum, and whose distance is maximised is
   not said. Ours is the stronger reading.

@@ -49,7 +49,7 @@ def test_every_run_is_there_once() -> None:
     [("rules", 7, 3), ("heterogeneity", 10, 2), ("large", 50, 10), ("network", 10, 3)],
 )
 def test_the_settings_are_those_that_are_told(part: str, n: int, f: int) -> None:
-    """And the benchmark is of the honest workers alone, by the same messages."""
+    """And the benchmark is of the honest clients alone, by the same messages."""
     setting = next(iter(PARTS[part].settings))
     attacked = resolved(" ".join(Case(part, setting, "smea", "alie", 1).overrides))
     unharmed = resolved(" ".join(Case(part, setting, UNHARMED, None, 1).overrides))

@@ -56,7 +56,7 @@ def test_the_papers_settings() -> None:
     plan = config["privacy"]["plan"]  # type: ignore[index]
     assert (plan["clip_norm"], plan["batch_size"]) == (1.0, 25)
     assert plan["noise_multiplier"] == 3.0
-    # The benchmark is plain, and its honest workers are as many.
+    # The benchmark is plain, and its honest clients are as many.
     plain = resolved(" ".join(Case("low", "dp-dsgd", None, 1).overrides))
     expected = {"num_nodes": 4, "num_malicious_nodes": 0, "momentum": 0.0}
     assert expected.items() <= plain.items()
