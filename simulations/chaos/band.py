@@ -38,7 +38,7 @@ class Band:
 
 def measured(seed: int, steps: int, runs: int = 40) -> Band:
     """Train with the hostile node and no other fault, under `runs` other seeds."""
-    with _quiet():
+    with quiet():
         distances = [_distance(seed + 1 + run, steps) for run in range(runs)]
     return Band(float(np.mean(distances)), float(np.std(distances, ddof=1)))
 
@@ -53,7 +53,8 @@ def _distance(seed: int, steps: int) -> float:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
+    """Let Flower log nothing meanwhile."""
     logger = logging.getLogger("flwr")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

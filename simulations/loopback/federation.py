@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -49,6 +49,8 @@ class Deployment:
     secure : bool
         TLS, and only SuperNodes whose keys are registered. A federation of virtual
         nodes has no use for it and is never secure.
+    absent : collection of int
+        Nodes that are registered and not started: somebody else speaks for them.
 
     Attributes
     ----------
@@ -65,6 +67,7 @@ class Deployment:
         app: Path = ROOT,
         virtual: bool = False,
         secure: bool = True,
+        absent: Collection[int] = (),
     ) -> None:
         self.folder = folder
         self.app = app
@@ -75,6 +78,7 @@ class Deployment:
         self._node_config = dict(node_config or {})
         self._num_nodes = num_nodes
         self._virtual = virtual
+        self._absent = frozenset(absent)
         self._secure = secure and not virtual
         self._processes = Processes(
             folder,
@@ -88,6 +92,8 @@ class Deployment:
         self.is_running = self._processes.is_running
         self.log = self._processes.log
         self.close = self._processes.close
+        self.start_program = self._processes.start
+        self.pid = self._processes.pid
 
     def __enter__(self) -> Self:
         self._termination = Termination()
@@ -130,7 +136,8 @@ class Deployment:
                 key = self.credentials.node_key(f"node-{index}")
                 self.node_ids[index] = self.register(key.with_suffix(".pub"))
         for index in range(self._num_nodes):
-            self.start_node(index)
+            if index not in self._absent:
+                self.start_node(index)
 
     def start_superlink(self) -> None:
         """Start the SuperLink, or start it again: its nodes and runs are on disk."""

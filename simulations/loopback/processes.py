@@ -125,6 +125,10 @@ class Processes:
             time.sleep(0.2)
         raise RuntimeError(f"the {name} did not start:\n{self.log(name)}")
 
+    def pid(self, name: str) -> int:
+        """Return the number of a process that was started."""
+        return self._running[name].pid
+
     def kill(self, name: str) -> None:
         """Kill a process and all that it has started, without warning."""
         process = self._running.pop(name)

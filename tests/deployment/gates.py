@@ -24,7 +24,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
-from flwr.proto.node_pb2 import Node as NodeProto
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
@@ -36,6 +35,9 @@ from flwr_safedshb.deployment.gate.limits import Limits
 from flwr_safedshb.flower import fleet
 from flwr_safedshb.flower.compat import identify
 from flwr_safedshb.flower.fleet import fleet_pb2, message_pb2
+from flwr_safedshb.flower.speaker import NodeProto, pem, signed
+
+__all__ = ["signed"]
 
 RUN = 77
 
@@ -199,26 +201,6 @@ class Node:
             session_id=session,
         )
         return await self.call("push-object", request)
-
-
-def pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-
-
-def signed(
-    key: ec.EllipticCurvePrivateKey, when: datetime | None = None
-) -> dict[str, str]:
-    """Return the headers by which a SuperNode proves who it is."""
-    time = (when or datetime.now(UTC)).isoformat()
-    signature = key.sign(time.encode(), ec.ECDSA(hashes.SHA256()))
-    return {
-        fleet.PUBLIC_KEY: base64.b64encode(pem(key)).decode(),
-        fleet.SIGNATURE: base64.b64encode(signature).decode(),
-        fleet.TIMESTAMP: time,
-        "content-type": "application/protobuf",
-    }
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
