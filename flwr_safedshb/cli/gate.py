@@ -27,9 +27,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until stopped."""
     import asyncio
+    import gc
     import logging
     import socket
     import ssl
+    from asyncio.sslproto import SSLProtocol
 
     from flwr_safedshb.deployment.gate.gate import Gate
 
@@ -43,6 +45,13 @@ def run(arguments: argparse.Namespace) -> int:
     shown.load_cert_chain(arguments.ssl_certfile, arguments.ssl_keyfile)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("safedshb").setLevel(logging.INFO)
+
+    # By default a connection has a buffer of 256 KiB from its first byte on; and once
+    # it has ended it is garbage, which is collected the later the more objects there
+    # are that stay. Both would let strangers take hundreds of MiB.
+    SSLProtocol.max_size = 64 * 2**10
+    gc.collect()
+    gc.freeze()
 
     async def serve() -> None:
         family, *_, address = socket.getaddrinfo(

@@ -1,8 +1,9 @@
 """Connections to the gate: who may hold one, for how long, and with how many bytes.
 
 A connection is unknown until a call over it has been accepted by the SuperLink. Unknown
-ones are few, overall and by address, and the oldest makes room for the newest: whoever
-holds connections open closes their own. HTTP itself is read by h11.
+ones are few, overall and by address. For a new one, the address that has the most gives
+up the one that has not come further for the longest time: whoever holds connections
+open closes their own. HTTP itself is read by h11.
 """
 
 from __future__ import annotations
@@ -18,17 +19,16 @@ from dataclasses import dataclass, field
 import h11
 
 from flwr_safedshb.deployment.gate.limits import Limits
-
-_READ = 64 * 2**10
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What goes back: a status, a few headers, a body."""
-
-    status: int
-    body: bytes = b""
-    headers: tuple[tuple[str, str], ...] = ()
+from flwr_safedshb.deployment.gate.wire import (
+    READ_BYTES,
+    Answer,
+    error_status,
+    linger,
+    next_event,
+    read_body,
+    readable,
+    send,
+)
 
 
 @dataclass(eq=False)
@@ -70,7 +70,8 @@ class Door:
 
     def __init__(self, handler: Handler, limits: Limits, tls: ssl.SSLContext) -> None:
         self._handler, self._limits, self._tls = handler, limits, tls
-        self._unknown: dict[Connection, None] = {}  # the oldest first
+        # Those that have not come further for the longest time first.
+        self._unknown: dict[Connection, None] = {}
         self._owned: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
 
@@ -91,14 +92,24 @@ class Door:
                 self._close(connection)
 
     def _begin(self, accepted: socket.socket, address: str) -> None:
-        mine = [c for c in self._unknown if c.address == address]
-        if len(mine) >= self._limits.unknown_by_address:
-            self._close(mine[0])
-        if len(self._unknown) >= self._limits.unknown_connections:
-            self._close(next(iter(self._unknown)))
+        held = Counter(connection.address for connection in self._unknown)
+        if held[address] >= self._limits.unknown_by_address:
+            self._close_stalest(address)
+        elif held.total() >= self._limits.unknown_connections:
+            ((most, _),) = held.most_common(1)
+            self._close_stalest(most)
         connection = Connection(address)
         self._unknown[connection] = None
         connection.task = asyncio.create_task(self._run(connection, accepted))
+
+    def _close_stalest(self, address: str) -> None:
+        self._close(next(c for c in self._unknown if c.address == address))
+
+    def advanced(self, connection: Connection) -> None:
+        """Note that a connection has come further: others are closed before it."""
+        if connection in self._unknown:
+            del self._unknown[connection]
+            self._unknown[connection] = None
 
     def _close(self, connection: Connection) -> None:
         self._unknown.pop(connection, None)
@@ -120,7 +131,10 @@ class Door:
         writer: asyncio.StreamWriter | None = None
         try:
             loop = asyncio.get_running_loop()
-            reader = asyncio.StreamReader(limit=_READ)
+            async with asyncio.timeout(self._limits.handshake_seconds):
+                await readable(accepted)
+            self.advanced(connection)
+            reader = asyncio.StreamReader(limit=READ_BYTES)
             protocol = asyncio.StreamReaderProtocol(reader)
             transport, _ = await loop.connect_accepted_socket(
                 lambda: protocol,
@@ -130,6 +144,7 @@ class Door:
                 ssl_shutdown_timeout=1.0,
             )
             writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+            self.advanced(connection)
             await self._talk(connection, reader, writer)
         except (OSError, EOFError, ssl.SSLError, TimeoutError, h11.ProtocolError):
             self.refusals["connections that broke off"] += 1
@@ -156,7 +171,7 @@ class Door:
             seconds = self._limits.idle_seconds if idle else 0.0
             try:
                 async with asyncio.timeout(seconds + self._limits.header_seconds):
-                    request = await _event(http, reader)
+                    request = await next_event(http, reader)
                 if not isinstance(request, h11.Request):
                     return
                 call = self._call(connection, http, reader, request)
@@ -167,8 +182,9 @@ class Door:
             except TimeoutError:
                 answer = Answer(408)
                 self.refusals["requests that took too long"] += 1
-            await _send(http, writer, answer)
+            await send(http, writer, answer)
             if http.our_state is not h11.DONE or http.their_state is not h11.DONE:
+                await linger(reader)
                 return
             http.start_next_cycle()
 
@@ -206,7 +222,7 @@ class Door:
             allowed = self._limits.body_seconds
             allowed += size / self._limits.body_bytes_per_second
             async with asyncio.timeout(allowed):
-                return await _body(http, reader)
+                return await read_body(http, reader)
 
         target = request.target.decode("latin-1")
         return Call(
@@ -218,47 +234,3 @@ class Door:
             body,
             reader.at_eof,
         )
-
-
-def error_status(error: Exception) -> int:
-    """Return the status that h11 suggests for what it could not read."""
-    return int(getattr(error, "error_status_hint", 400))
-
-
-async def _event(
-    http: h11.Connection, reader: asyncio.StreamReader
-) -> h11.Event | type[h11.PAUSED]:
-    while True:
-        event = http.next_event()
-        if event is not h11.NEED_DATA:
-            return event  # type: ignore[return-value]  # h11's sentinels are types
-        http.receive_data(await reader.read(_READ))
-
-
-async def _body(http: h11.Connection, reader: asyncio.StreamReader) -> bytes:
-    body = bytearray()
-    while True:
-        event = await _event(http, reader)
-        if isinstance(event, h11.Data):
-            body += event.data
-        elif isinstance(event, h11.EndOfMessage):
-            return bytes(body)
-        else:
-            raise EOFError
-
-
-async def _send(
-    http: h11.Connection, writer: asyncio.StreamWriter, answer: Answer
-) -> None:
-    if http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-        return
-    headers = [*answer.headers, ("content-length", str(len(answer.body)))]
-    if http.their_state is not h11.DONE:
-        headers.append(("connection", "close"))
-    response = h11.Response(status_code=answer.status, headers=headers)
-    for event in (response, h11.Data(data=answer.body), h11.EndOfMessage()):
-        data = http.send(event)
-        if data:
-            writer.write(data)
-    async with asyncio.timeout(60.0):
-        await writer.drain()

@@ -28,10 +28,11 @@ from typing import cast
 import httpx
 from google.protobuf.message import Message
 
-from flwr_safedshb.deployment.gate.connections import Answer, Call, Door, RefusedError
+from flwr_safedshb.deployment.gate.connections import Call, Door, RefusedError
 from flwr_safedshb.deployment.gate.limits import Limits, Room
 from flwr_safedshb.deployment.gate.replies import Desk, Staged, pushes
 from flwr_safedshb.deployment.gate.signature import NotSignedError, signer
+from flwr_safedshb.deployment.gate.wire import Answer
 from flwr_safedshb.flower import fleet
 from flwr_safedshb.flower.fleet import fab_pb2, fleet_pb2, message_pb2
 
@@ -130,6 +131,7 @@ class Gate:
             key = signer(call.headers)
         except NotSignedError as error:
             raise RefusedError(401, str(error)) from error
+        self.door.advanced(call.connection)
         owner = hashlib.sha256(key).hexdigest()
         node = self._known.get(owner)
         if node is not None:

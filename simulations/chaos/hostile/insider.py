@@ -44,7 +44,7 @@ class Settings:
     others: list[int]
     trace: str
     output: str
-    attacks: list[str]
+    attacks: list[str]  # by round; several in one are joined by +
 
 
 @dataclass(frozen=True)
@@ -261,13 +261,16 @@ def attack_until_over(settings: Settings) -> None:
         name = next(ordered, "be-silent")
         scene = Scene(node, asked, settings.others, Path(settings.trace))
         begin = time.monotonic()
-        try:
-            said = ATTACKS[name](scene)
-        except httpx.HTTPError as error:
-            said = type(error).__name__
-        end = time.monotonic()
-        note(output, {"attack": name, "said": said, "begin": begin, "end": end})
+        said = "; ".join(_tried(ATTACKS[part], scene) for part in name.split("+"))
+        note(output, {"attack": name, "said": said, "begin": begin})
         node.fail(asked)
+
+
+def _tried(attack: Attack, scene: Scene) -> str:
+    try:
+        return attack(scene)
+    except httpx.HTTPError as error:
+        return type(error).__name__
 
 
 def _keep_alive(node: Speaker) -> None:

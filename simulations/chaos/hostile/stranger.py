@@ -7,6 +7,7 @@ CA``.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import ssl
 import sys
 import time
@@ -20,6 +21,7 @@ from flwr_safedshb.flower.speaker import signed
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 # Connections that are held at a time, and bodies.
 _CONNECTIONS, _BODIES = 500, 50
+_ADDRESSES = 8
 _PATH = "/v1/fleet/push-object"
 
 
@@ -30,11 +32,16 @@ class Target:
         host, _, port = address.rpartition(":")
         self.host, self.port = host, int(port)
         self.trusted = ssl.create_default_context(cafile=trusted)
+        self._addresses = itertools.cycle(range(2, 2 + _ADDRESSES))
 
     async def connect(self, tls: bool = True) -> Streams:
         """Open a connection."""
         context = self.trusted if tls else None
-        return await asyncio.open_connection(self.host, self.port, ssl=context)
+        # From other addresses than the nodes', and from several.
+        own = f"127.0.0.{next(self._addresses)}"
+        return await asyncio.open_connection(
+            self.host, self.port, ssl=context, local_addr=(own, 0)
+        )
 
 
 def request(size: int, **more: str) -> bytes:

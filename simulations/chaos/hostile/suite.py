@@ -105,7 +105,7 @@ def attacked(
         Must not exist.
     seed : int
     attacks : sequence of str
-        What the insider does, a round each.
+        What the insider does, a round each; several in one are joined by ``+``.
     quiet : int
         Rounds before, in which it only fails, to compare with.
     strangers : sequence of str
@@ -212,18 +212,20 @@ def _insider_rows(
 ) -> list[Row]:
     progress = trial.progress()
     assert progress is not None
-    before = probe.between(_at(notes[0], "begin"), _at(notes[quiet], "begin"))
+    begins = [float(str(note["begin"])) for note in notes] + [time.monotonic()]
+    before = probe.between(begins[0], begins[quiet])
     wasted = sum(
         max(trial.charges(node) - _asked(trial, node), 0) for node in checks.HONEST
     )
     rows = []
     for number, note in enumerate(notes[quiet : trial.steps], start=quiet + 1):
         name = str(note["attack"])
-        during = probe.between(_at(note, "begin"), _at(note, "end"))
+        during = probe.between(begins[number - 1], begins[number])
         lost = int(bool(progress.train[number]["skipped"]))
         ignored = progress.train[number]["ignored"]
         seen = f"{note['said']}" + (f"; {ignored} ignored" if ignored else "")
-        row = _row(name, ATTACKS[name].__doc__, seen, during, before)
+        tried = " ".join(str(ATTACKS[part].__doc__) for part in name.split("+"))
+        row = _row(name, tried, seen, during, before)
         rows.append(Row(**{**asdict(row), "lost_rounds": lost, "wasted_steps": wasted}))
     return rows
 
@@ -262,7 +264,7 @@ def _stranger_rows(
 
 def _row(
     name: str,
-    tried: str | None,
+    tried: str,
     seen: str,
     during: Sequence[Sample],
     before: Sequence[Sample],
@@ -272,7 +274,7 @@ def _row(
 
     return Row(
         name,
-        str(tried),
+        tried,
         seen,
         lost_rounds=0,
         wasted_steps=0,
@@ -282,10 +284,6 @@ def _row(
         failed_calls=sum(not sample.answered for sample in during),
         memory=max((sample.memory for sample in during), default=0.0),
     )
-
-
-def _at(note: dict[str, object], key: str) -> float:
-    return float(str(note[key]))
 
 
 def _asked(trial: Trial, node: int) -> int:
