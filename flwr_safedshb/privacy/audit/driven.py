@@ -26,9 +26,9 @@ def cancelled(
     weights: list[torch.Tensor],
     rng: np.random.Generator,
 ) -> Trial:
-    """Return a random candidate whose first example has a gradient that cancels.
+    """Return candidates with an example whose gradient cancels.
 
-    Where the model has no second derivatives it is a random candidate.
+    Where the model has no second derivatives they are random ones.
     """
     trial = drawn(subject, weights, rng)
     wide = copy.deepcopy(model).double().train()

@@ -19,6 +19,20 @@ def ratio(tensors: Sequence[torch.Tensor], bound: float) -> float:
     return _decided(tensors, [torch.zeros(())] * len(tensors), bound)
 
 
+def gaps(one: torch.Tensor, other: torch.Tensor, bound: float) -> list[float]:
+    """Return `gap` of every row of two tensors of shape (rows, d)."""
+    difference = one.double() - other.double()
+    largest = difference.abs().amax(dim=1, keepdim=True)
+    # Scaled, lest squares overflow or vanish.
+    norms = torch.linalg.vector_norm(difference / largest, dim=1) * largest[:, 0]
+    quick: list[float] = (norms / bound).tolist()
+    for row, found in enumerate(quick):
+        # Not a number is what a row of zeros gives, or one that is not finite.
+        if not abs(found - 1.0) > _close(one.shape[1]):
+            quick[row] = gap([one[row]], [other[row]], bound)
+    return quick
+
+
 def gap(
     one: Sequence[torch.Tensor], other: Sequence[torch.Tensor], bound: float
 ) -> float:
@@ -35,8 +49,7 @@ def _decided(
     found = total / bound
     if not math.isfinite(found):
         return math.inf
-    # A norm of d values in float64 is off by less than d roundings, and some more.
-    if abs(found - 1.0) > 2.0**-52 * (16 + sum(part.numel() for part in one)):
+    if abs(found - 1.0) > _close(sum(part.numel() for part in one)):
         return found
     square = sum(
         (_square(mine, yours) for mine, yours in zip(one, other, strict=True)),
@@ -44,6 +57,11 @@ def _decided(
     )
     above = square > Fraction(bound) ** 2
     return max(found, math.nextafter(1.0, 2.0)) if above else min(found, 1.0)
+
+
+def _close(size: int) -> float:
+    # A norm of d values in float64 is off by less than d roundings, and some more.
+    return 2.0**-52 * (16 + size)
 
 
 def _norm(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -96,7 +96,7 @@ def _relabelled(
     subject: Subject, trial: Trial, rng: np.random.Generator
 ) -> tuple[list[torch.Tensor], tuple[Batch, Batch]]:
     """Return the weights, and the batch with two labels for its first example."""
-    inputs, targets = trial.batch
+    inputs, targets = trial.first
     for _ in range(20):
         other = subject.draw(1, rng)[1].to(targets.dtype)
         if not torch.equal(other, targets[:1]):

@@ -1,14 +1,16 @@
 """The search for the example that moves a clipped sum the most.
 
-The promise under test: whatever the weights and the examples are, in the tensors that
+The promise under test: whatever the weights and the examples are, in the sums that
 `ClippedGradients` returns
 
-- one example alone has norm at most C, and so has what its removal changes;
-- replacing one example by another changes them by at most 2C;
+- leaving one example's place empty changes a sum by at most C; of an example alone this
+  is the norm of its contribution;
+- replacing one example by another changes a sum by at most 2C;
 - no call depends on what an earlier call was given.
 
 Candidates are drawn from families of hostile numbers, mutated from the worst ones found
-so far, and driven by an optimiser to where gradients cancel (`driven`).
+so far, and driven by an optimiser to where gradients cancel (`driven`). Several that
+share their weights are measured at once.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ import torch
 from torch import nn
 
 from flwr_safedshb.privacy.audit.driven import cancelled
-from flwr_safedshb.privacy.audit.exact import gap, ratio
+from flwr_safedshb.privacy.audit.exact import gaps
 from flwr_safedshb.privacy.audit.hidden import Hidden
 from flwr_safedshb.privacy.audit.subject import Batch, Subject
-from flwr_safedshb.privacy.audit.trial import Trial, drawn, entries, mutated, typed
+from flwr_safedshb.privacy.audit.trial import Trial, drawn, entries, mutated
 from flwr_safedshb.privacy.clipping.gradients import (
     ClippedGradients,
     Loss,
@@ -39,7 +41,7 @@ from flwr_safedshb.privacy.plan import Clipping
 
 # The worst candidates so far, from which others are made.
 _ARCHIVE = 12
-# Every so many candidates it is asked whether a call remembers the one before.
+# One time in so many it is asked whether a call remembers the one before.
 _REMEMBER = 8
 CLIPS = (1.0, 0.1, 1000.0)
 
@@ -47,10 +49,15 @@ CLIPS = (1.0, 0.1, 1000.0)
 class Clipper(Protocol):
     """What is under attack; `ClippedGradients` is one."""
 
-    def __call__(
-        self, inputs: torch.Tensor, targets: torch.Tensor, /
-    ) -> list[torch.Tensor]:
-        """Return the sum of the examples' clipped gradients."""
+    def grouped(
+        self,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        groups: int,
+        usable: torch.Tensor | None = None,
+        /,
+    ) -> torch.Tensor:
+        """Return the sum of each group's clipped gradients, (groups, d)."""
         ...
 
 
@@ -64,13 +71,13 @@ class Finding:
 
     Attributes
     ----------
-    subject, dtype, clipping : str
+    subject, dtype : str
     path : str
         How the sums were made, or empty if the model was refused.
     refusal : str
         The first line of why, or empty.
-    alone, removed, replaced : float
-        The largest norms found, in units of C, C and 2C; infinite for values that are
+    removed, replaced : float
+        The largest changes found, in units of C and 2C; infinite for values that are
         not finite.
     remembered : float
         The largest change of a sum by what an earlier call was given, in units of 2C.
@@ -86,10 +93,8 @@ class Finding:
 
     subject: str
     dtype: str
-    clipping: str
     path: str = ""
     refusal: str = ""
-    alone: float = 0.0
     removed: float = 0.0
     replaced: float = 0.0
     remembered: float = 0.0
@@ -103,7 +108,7 @@ class Finding:
     @property
     def ratio(self) -> float:
         """The worst ratio; above 1 the promise is broken."""
-        found = max(self.alone, self.removed, self.replaced)
+        found = max(self.removed, self.replaced)
         # An example that has had its say must not have another one.
         return max(found, 1.0 + self.remembered) if self.remembered else found
 
@@ -113,7 +118,7 @@ class Finding:
         return self.ratio <= 1.0 and not self.raised
 
     def keep(self, score: float, hidden: float, trial: Trial) -> None:
-        """Keep a candidate if it is among the worst, or hides the most."""
+        """Keep candidates if they are among the worst, or hide the most."""
         for kept, value in ((self.worst, score), (self.promising, hidden)):
             if any(math.isclose(value, old, rel_tol=1e-3) for old, _, _ in kept):
                 continue  # one of a kind is enough to start from
@@ -130,11 +135,10 @@ def search(
     seed: int,
     *,
     dtype: torch.dtype = torch.float32,
-    clipping: Clipping = "per-example",
     make_clipper: MakeClipper = ClippedGradients,
     progress: Callable[[int], None] = lambda count: None,
 ) -> Finding:
-    """Attack one model with so many candidates.
+    """Attack one model with at least so many candidates.
 
     Parameters
     ----------
@@ -144,27 +148,23 @@ def search(
         The same seed makes the same candidates.
     dtype : torch.dtype
         Of the weights and of floating-point inputs.
-    clipping : {"per-example", "ghost"}
     make_clipper : callable (model, loss, clip_norm, clipping) -> Clipper
     progress : callable
-        Told after each candidate how many more are done.
+        Told now and then how many more are done.
     """
-    finding = Finding(subject.name, str(dtype).removeprefix("torch."), clipping)
+    finding = Finding(subject.name, str(dtype).removeprefix("torch."))
     rng = np.random.default_rng([seed, *finding.subject.encode()])
     start = time.monotonic()
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
         torch.manual_seed(seed)
         try:
-            benches = [
-                _Bench(subject, clip, dtype, clipping, make_clipper, rng)
-                for clip in CLIPS
-            ]
+            benches = [_Bench(subject, clip, dtype, make_clipper) for clip in CLIPS]
+            _attack(subject, benches, finding, candidates, rng, progress)
         except UnsupportedModelError as refusal:
             finding.refusal = str(refusal).partition("\n")[0]
+            finding.path = ""
         except Exception as error:
             finding.raised = _named(error)
-        else:
-            _attack(subject, benches, finding, candidates, rng, progress)
     finding.seconds = time.monotonic() - start
     return finding
 
@@ -177,7 +177,7 @@ def _attack(
     rng: np.random.Generator,
     progress: Callable[[int], None],
 ) -> None:
-    finding.path = benches[0].path
+    turn = 0
     while finding.candidates < candidates:
         bench = benches[int(rng.integers(len(benches)))]
         chance = rng.random()
@@ -191,19 +191,20 @@ def _attack(
             how, trial = "drawn", drawn(subject, bench.start, rng)
         before = finding.ratio
         try:
-            score = bench.measure(trial, finding)
-        except UnsupportedModelError as refusal:
-            finding.refusal = str(refusal).partition("\n")[0]
-            finding.path = ""
-            return
+            score = bench.measure(trial, finding, again=turn % _REMEMBER == 0)
+        except UnsupportedModelError:
+            raise
         except Exception as error:
             finding.raised = finding.raised or _named(error)
             score = 0.0
-        finding.candidates += 1
-        finding.keep(score, bench.hidden(trial.alone, bench.clip_norm), trial)
+        turn += 1
+        finding.path = bench.path
+        finding.candidates += trial.groups
+        alone = trial.batch[0][:1], trial.batch[1][:1]
+        finding.keep(score, bench.hidden(alone, bench.clip_norm), trial)
         if finding.ratio > before:
             finding.how = f"{how}, C = {bench.clip_norm:g}"
-        progress(1)
+        progress(trial.groups)
 
 
 class _Bench:
@@ -214,51 +215,50 @@ class _Bench:
         subject: Subject,
         clip_norm: float,
         dtype: torch.dtype,
-        clipping: Clipping,
         make_clipper: MakeClipper,
-        rng: np.random.Generator,
     ) -> None:
         self.clip_norm = clip_norm
         self.model = subject.make().to(dtype)
         self._entries = entries(self.model)
         self.start = [entry.clone() for entry in self._entries]
         self.hidden = Hidden(self.model, subject.loss)
-        self._sum = make_clipper(self.model, subject.loss, clip_norm, clipping)
-        self._states = [torch.Generator().manual_seed(s).get_state() for s in (1, 2)]
-        batch = typed(subject.draw(3, rng), dtype)
-        one, other = (self._summed(batch, seed) for seed in (0, 1))
-        # Without the example the others meet other dropout: nothing to compare.
-        self._random = gap(one, other, clip_norm) > 0.0
+        self._clipper = make_clipper(
+            self.model, subject.loss, clip_norm, subject.clipping
+        )
+        self._state = torch.Generator().manual_seed(1).get_state()
 
     @property
     def path(self) -> str:
         """How the sums are made."""
-        return str(getattr(self._sum, "path", type(self._sum).__name__))
+        return str(getattr(self._clipper, "path", type(self._clipper).__name__))
 
-    def measure(self, trial: Trial, finding: Finding) -> float:
-        """Measure a candidate, note what is worst, and return its ratio."""
+    def measure(self, trial: Trial, finding: Finding, again: bool) -> float:
+        """Measure candidates, note what is worst, and return the worst ratio.
+
+        `again`: ask as well whether a call depends on the calls before.
+        """
         for mine, given in zip(self._entries, trial.weights, strict=True):
             mine.copy_(given)
-        alone = ratio(self._summed(trial.alone), self.clip_norm)
-        finding.alone = max(finding.alone, alone)
-        whole = self._summed(trial.batch)
-        exchanged = self._summed(trial.exchanged)
-        replaced = gap(whole, exchanged, 2 * self.clip_norm)
+        whole = self._sums(trial, trial.batch)
+        exchanged = self._sums(trial, trial.exchanged)
+        replaced = max(gaps(whole, exchanged, 2 * self.clip_norm))
         finding.replaced = max(finding.replaced, replaced)
-        again = 0.0
-        if finding.candidates % _REMEMBER == 0:
-            again = gap(self._summed(trial.batch), whole, 2 * self.clip_norm)
-            finding.remembered = max(finding.remembered, again)
-        removed = 0.0
-        if not self._random and len(trial.batch[1]) > 1:
-            removed = gap(whole, self._summed(trial.rest), self.clip_norm)
-            finding.removed = max(finding.removed, removed)
-        return max(alone, replaced, removed, 1.0 + again if again else 0.0)
+        emptied = self._sums(trial, trial.batch, ~trial.firsts)
+        removed = max(gaps(whole, emptied, self.clip_norm))
+        finding.removed = max(finding.removed, removed)
+        if not again:
+            return max(removed, replaced)
+        same = self._sums(trial, trial.batch)
+        remembered = max(gaps(whole, same, 2 * self.clip_norm))
+        finding.remembered = max(finding.remembered, remembered)
+        return max(removed, replaced, 1.0 + remembered if remembered else 0.0)
 
-    def _summed(self, batch: Batch, seed: int = 0) -> list[torch.Tensor]:
-        torch.set_rng_state(self._states[seed])  # the same dropout for the same places
+    def _sums(
+        self, trial: Trial, batch: Batch, usable: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        torch.set_rng_state(self._state)  # the same dropout for the same places
         # Clippers may give back memory that the next call writes to.
-        return [part.clone() for part in self._sum(*batch)]
+        return self._clipper.grouped(*batch, trial.groups, usable).clone()
 
 
 def _named(error: Exception) -> str:

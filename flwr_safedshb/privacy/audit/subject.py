@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import get_args
 
 import numpy as np
 import torch
@@ -31,9 +30,14 @@ class Subject:
         then made hostile, and whole numbers are taken as they are.
     dtypes : tuple of torch.dtype
         Types of the weights that are tried.
-    clippings : tuple of str
+    clipping : str
+        The plan's word.
     driven : bool
         Whether an optimiser may drive candidates, which takes second derivatives.
+    share : float
+        Of the candidates that are asked for: less for a model that is large.
+    together : int
+        The most batches that are measured at once.
     """
 
     name: str
@@ -41,8 +45,10 @@ class Subject:
     loss: Loss
     draw: Callable[[int, np.random.Generator], Batch]
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
-    clippings: tuple[Clipping, ...] = get_args(Clipping)
+    clipping: Clipping = "per-example"
     driven: bool = True
+    share: float = 1.0
+    together: int = 24
 
 
 def floats(*shape: int, classes: int) -> Callable[[int, np.random.Generator], Batch]:

@@ -11,22 +11,24 @@ from torch import nn
 from flwr_safedshb.privacy.audit.numbers import QUIET, WILD, hostile
 from flwr_safedshb.privacy.audit.subject import Batch, Subject
 
-# Sizes of batches: one example alone, few, and many that add up their rounding.
-SIZES = (1, 2, 3, 5, 8, 33)
+# Sizes of batches: one example alone, few, and many that add up their rounding; and
+# how many of a size are measured at once, with the same weights.
+GROUPS = {1: 24, 2: 16, 3: 12, 5: 8, 8: 5, 33: 1}
+_SHARES = (0.25, 0.25, 0.2, 0.15, 0.1, 0.05)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate.
+    """Candidates that share their weights.
 
     Attributes
     ----------
     weights : list of Tensor
         What the server sends: all floating-point entries of the model's state.
     batch : (inputs, targets)
-        k examples; the first of them is the one that is looked at.
+        Batches of k examples in a row; the first of each is the one looked at.
     other : (inputs, targets)
-        The one example that takes its place.
+        For each batch the example that takes the place of the first.
     """
 
     weights: list[torch.Tensor]
@@ -34,23 +36,28 @@ class Trial:
     other: Batch
 
     @property
-    def alone(self) -> Batch:
-        """The first example."""
-        return self.batch[0][:1], self.batch[1][:1]
+    def groups(self) -> int:
+        """How many batches."""
+        return len(self.other[1])
 
     @property
-    def rest(self) -> Batch:
-        """The batch without the first example."""
-        return self.batch[0][1:], self.batch[1][1:]
+    def first(self) -> Batch:
+        """The first batch."""
+        count = len(self.batch[1]) // self.groups
+        return self.batch[0][:count], self.batch[1][:count]
 
     @property
     def exchanged(self) -> Batch:
-        """The batch with the other example in place of the first."""
-        inputs, targets = (
-            torch.cat([mine, rest])
-            for mine, rest in zip(self.other, self.rest, strict=True)
-        )
+        """The batches with the other examples in place of their first."""
+        inputs, targets = (part.clone() for part in self.batch)
+        inputs[self.firsts], targets[self.firsts] = self.other
         return inputs, targets
+
+    @property
+    def firsts(self) -> torch.Tensor:
+        """Which examples are the first of their batch."""
+        count = len(self.batch[1])
+        return torch.arange(count) % (count // self.groups) == 0
 
 
 def entries(model: nn.Module) -> list[torch.Tensor]:
@@ -62,27 +69,36 @@ def entries(model: nn.Module) -> list[torch.Tensor]:
 def drawn(
     subject: Subject, weights: list[torch.Tensor], rng: np.random.Generator
 ) -> Trial:
-    """Return a random candidate, made of `weights` and of examples of the subject."""
+    """Return random candidates, made of `weights` and of examples of the subject."""
     dtype = weights[0].dtype
     mood = QUIET if rng.random() < 0.4 else WILD
     # In one of four the weights are as they are, and in one of four the data.
     if rng.random() < 0.75:
         weights = [hostile(weight, rng, mood) for weight in weights]
-    inputs, targets = typed(subject.draw(int(rng.choice(SIZES)), rng), dtype)
-    other = typed(subject.draw(1, rng), dtype)
-    if rng.random() < 0.75:
-        inputs = hostile(inputs, rng, mood)
-    if rng.random() < 0.3:  # many that pull the same way
-        inputs, targets = (_first_repeated(part) for part in (inputs, targets))
+    size = int(rng.choice(list(GROUPS), p=_SHARES))
+    # Now and then one batch alone, as a client has it.
+    groups = min(GROUPS[size], subject.together) if rng.random() < 0.9 else 1
+    inputs, targets = typed(subject.draw(groups * size, rng), dtype)
+    batches = list(
+        zip(torch.split(inputs, size), torch.split(targets, size), strict=True)
+    )
+    for i, (some, labels) in enumerate(batches):
+        if rng.random() < 0.75:
+            batches[i] = hostile(some, rng, mood), labels
+        if rng.random() < 0.3:  # many that pull the same way
+            batches[i] = _first_repeated(batches[i][0]), _first_repeated(labels)
+    inputs, targets = map(torch.cat, zip(*batches, strict=True))
+    other = typed(subject.draw(groups, rng), dtype)
     if rng.random() < 0.5:
         other = hostile(other[0], rng), other[1]
-    elif rng.random() < 0.5:  # an opposite, as far away as it gets
-        other = (-inputs[:1] if inputs.is_floating_point() else inputs[:1]), other[1]
+    elif rng.random() < 0.5:  # opposites, as far away as it gets
+        firsts = inputs[::size]
+        other = (-firsts if firsts.is_floating_point() else firsts), other[1]
     return Trial(weights, (inputs, targets), other)
 
 
 def mutated(subject: Subject, trial: Trial, rng: np.random.Generator) -> Trial:
-    """Return a candidate near another one."""
+    """Return candidates near others."""
     kind = rng.integers(4)
     if kind == 0:
         weights = list(trial.weights)
@@ -95,7 +111,7 @@ def mutated(subject: Subject, trial: Trial, rng: np.random.Generator) -> Trial:
         powers = 2.0 ** rng.integers(-4, 5, size=len(trial.weights))
         weights = [w * float(p) for w, p in zip(trial.weights, powers, strict=True)]
         return replace(trial, weights=weights)
-    other = typed(subject.draw(1, rng), trial.weights[0].dtype)
+    other = typed(subject.draw(trial.groups, rng), trial.weights[0].dtype)
     return replace(trial, other=(hostile(other[0], rng), other[1]))
 
 

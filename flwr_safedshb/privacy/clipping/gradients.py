@@ -15,6 +15,7 @@ Formal guarantees
 
 from __future__ import annotations
 
+import itertools
 from typing import cast
 
 import torch
@@ -98,6 +99,11 @@ class ClippedGradients:
     def _parameters(self) -> list[nn.Parameter]:
         found = [layer._parameters[name] for layer, name in self._homes]
         return cast(list[nn.Parameter], found)
+
+    @property
+    def path(self) -> str:
+        """In words, how examples are kept apart; nothing before `prepare`."""
+        return ", ".join(dict.fromkeys(path.words for path in self._paths.values()))
 
     def prepare(self, inputs: Batch, targets: Batch) -> Pass:
         """Find out, with made-up examples, how to treat examples like these.
@@ -184,16 +190,16 @@ class ClippedGradients:
         path = self.prepare(inputs, targets)
         self._share_weights(path)
         most = max(1, MAX_HELD[self.clipping] // max(1, path.held))
+        each = count // groups
         if count <= most:
-            return self._sums(path, (inputs, targets), groups, usable)
-        # Of one group in parts, or one group after the other.
-        step = most if groups == 1 else count // groups
+            return self._sums(path, (inputs, targets), groups, usable, each)
+        # One group after the other, in parts where one alone is too large.
         out = torch.zeros(groups, self.size, dtype=torch.float64)
-        for start in range(0, count, step):
-            part = slice(start, start + step)
+        for group, first in itertools.product(range(groups), range(0, each, most)):
+            part = slice(group * each + first, group * each + min(first + most, each))
             some = None if usable is None else usable[part]
-            group = 0 if groups == 1 else start // step
-            out[group] += self.flat_sum(rows(inputs, part), rows(targets, part), some)
+            batch = rows(inputs, part), rows(targets, part)
+            out[group] += self._sums(path, batch, 1, some, each)[0]
         return out
 
     def _share_weights(self, path: Pass) -> None:
@@ -209,6 +215,7 @@ class ClippedGradients:
         batch: tuple[Batch, Batch],
         groups: int,
         usable: torch.Tensor | None,
+        whole: int,
     ) -> torch.Tensor:
         count = len(leaves(batch[1])[0])
         # One state for every try: whether an example fails moves no other's dropout.
@@ -227,4 +234,4 @@ class ClippedGradients:
             except Exception:
                 return torch.zeros(groups, self.size)
         shape = groups, count // groups, self.size
-        return clipped_sums(parts, shape, self.clip_norm, path.dtype, usable)
+        return clipped_sums(parts, shape, self.clip_norm, path.dtype, usable, whole)

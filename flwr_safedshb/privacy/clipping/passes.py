@@ -71,6 +71,11 @@ class Pass:
                 self.places[parameter] = slice(start, stop)
         self.held = stop
 
+    @property
+    def words(self) -> str:
+        """What it is, for people."""
+        return "one at a time"
+
     def settle(self, inputs: Batch, targets: Batch) -> None:
         """Decide by made-up examples what the model alone does not say."""
 
@@ -138,6 +143,11 @@ class Together(Pass):
             ]
         )
         self._find_loose()
+
+    @property
+    def words(self) -> str:
+        """What it is, for people."""
+        return "known layers" if self._plain else "torch.vmap"
 
     def _find_loose(self) -> None:
         """Find the parameters that no watched layer takes care of."""

@@ -7,33 +7,36 @@ promise is about the computed sum S, the very numbers that get the noise:
     exchanging one example for another moves S by at most 2C, and leaving its place
     empty moves S by at most C, whatever the examples, the weights and the batch are.
 
-Proof. Let u be the unit roundoff of the type that is summed in (2^-24 for float32,
-2^-53 for float64), n <= BLOCK the examples that are summed in it, and write ||.|| for
-the Euclidean norm.
+Proof. Let N be the examples of a sum, n = min(N, BLOCK) those that are summed in one
+type, u that type's unit roundoff (2^-24 for float32), v = 2^-53 that of float64, and
+||.|| the Euclidean norm.
 
 1. N_i >= ||x_i||: `squares` is taken of the stored numbers that are summed, and is
    raised by more than its own rounding. f_i is rounded towards zero, so that
    ||f_i x_i|| <= C'. An example whose N_i is not finite is set to zero.
-2. A coordinate of S is a sum of n products in some order, with or without fused
+2. A coordinate of a block is a sum of n products in some order, with or without fused
    operations; a term passes at most n + 2 roundings. So its error is at most
    (n + 3) u sum_i f_i |x_i| (Higham, "Accuracy and Stability of Numerical Algorithms",
-   2002, section 3.1), and the error of S has norm at most (n + 3) n u C'.
+   2002, section 3.1), and the error of the block has norm at most (n + 3) n u C'.
 3. Products that underflow add less than n u C' to it: an outer product for which they
    could add more than u C' is left out (`Outer`), and elsewhere C >= MIN_CLIP is far
    above the least number of the type. All products are at most C', so none overflows.
-4. Together the error E of S has ||E|| <= (n + 4) n u C'. Exchanging an example moves S
-   by at most 2 C' + 2 ||E||, leaving its place empty by C' + 2 ||E||. Both hold with
+4. More than BLOCK examples are summed in blocks, and these in float64, or all at once
+   in float64: by 2 and 3 with N and v, at most (N + 4) N v C' more. Blocks without the
+   example are the same numbers in both sums; only their addition rounds otherwise.
+5. Together the error E of what differs has ||E|| <= ((n + 4) n u + (N + 4) N v) C'.
+   Exchanging an example moves S by at most 2 C' + 2 ||E||, leaving its place empty by
+   C' + 2 ||E||. Both hold with
 
-       C' = C / (1 + 2 (n + 4) n u),
+       C' = C / (1 + 2 (n + 4) n u + 2 (N + 4) N v),
 
    so rounding costs a share of C: 0.052 % for 64 examples in float32, 0.0086 % for 25,
    nothing to speak of in float64, the type for models of up to `WIDE` parameters.
-5. More than BLOCK examples are summed in blocks, and these in float64: the blocks that
-   do not hold the example are the same numbers in both sums.
 
 How the numbers of x_i came about, with what rounding, is no matter: what is measured is
 what is summed. Assumed is that they do not depend on another example (`passes`), and
-that the same products in the same shapes round alike.
+that the same products in the same shapes round alike. So N must be the same with the
+example and without it: a place that is empty is still a place.
 """
 
 from __future__ import annotations
@@ -80,6 +83,7 @@ def clipped_sums(
     clip_norm: float,
     dtype: torch.dtype,
     usable: torch.Tensor | None = None,
+    whole: int = 0,
 ) -> torch.Tensor:
     """Sum the clipped gradients of each group of examples.
 
@@ -95,6 +99,8 @@ def clipped_sums(
         In which a block is summed: float32 or float64, that of the parts.
     usable : Tensor of bool, shape (groups * k,), optional
         False for places that are empty.
+    whole : int
+        N, if these are parts of larger sums.
 
     Returns
     -------
@@ -105,7 +111,8 @@ def clipped_sums(
     total = cast(torch.Tensor, sum(part.squares(clip_norm) for part in parts))
     norms = total.sqrt_()
     # Lowered by more than what rounds, or underflows, in float64.
-    bound = lowered(clip_norm, count, dtype) / (1.0 + 2.0**-30 + size * 2.0**-50)
+    bound = lowered(clip_norm, max(whole, count), dtype)
+    bound /= 1.0 + 2.0**-30 + size * 2.0**-50
     factors = bound / norms
     if dtype != torch.float64:
         factors = factors.to(dtype)
@@ -131,8 +138,9 @@ def clipped_sums(
 
 def lowered(clip_norm: float, count: int, dtype: torch.dtype) -> float:
     """Return C': what is left of C when the rounding of `count` examples is off it."""
-    n, u = min(count, BLOCK), torch.finfo(dtype).eps / 2.0
-    return clip_norm / (1.0 + 2.0 * (n + 4.0) * n * u)
+    n, u = float(min(count, BLOCK)), torch.finfo(dtype).eps / 2.0
+    wide = 2.0 * (count + 4.0) * count * 2.0**-53
+    return clip_norm / (1.0 + 2.0 * (n + 4.0) * n * u + wide)
 
 
 def squares(rows: torch.Tensor) -> torch.Tensor:

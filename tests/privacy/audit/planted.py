@@ -23,11 +23,28 @@ class Honest:
         self.model, self.loss, self.clip_norm = model, loss, clip_norm
         self.trained = [p for p in model.parameters() if p.requires_grad]
 
-    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> Gradient:
+    def grouped(
+        self,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        groups: int,
+        usable: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        found = []
+        used = torch.ones(len(targets)) if usable is None else usable
+        for some in torch.arange(len(targets)).view(groups, -1):
+            total = self.summed(inputs[some], targets[some], used[some].tolist())
+            found.append(torch.cat([part.flatten() for part in total]))
+        return torch.stack(found)
+
+    def summed(
+        self, inputs: torch.Tensor, targets: torch.Tensor, used: list[bool]
+    ) -> Gradient:
         total = [torch.zeros(p.shape, dtype=torch.float64) for p in self.trained]
-        for gradient in self.gradients(inputs, targets):
+        every = self.gradients(inputs, targets)
+        for gradient, counts in zip(every, used, strict=True):
             norm = self.norm(gradient)
-            if not math.isfinite(norm):
+            if not math.isfinite(norm) or not counts:
                 continue
             for mine, part in zip(total, gradient, strict=True):
                 mine += part.double() * self.factor(norm)
@@ -68,14 +85,16 @@ class FactorRoundedUp(Honest):
 class NormsOfOthers(Honest):
     """Sums float32 gradients, by norms of the same gradients in float64."""
 
-    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> Gradient:
+    def summed(
+        self, inputs: torch.Tensor, targets: torch.Tensor, used: list[bool]
+    ) -> Gradient:
         wide = copy.deepcopy(self.model).double()
         total = [torch.zeros_like(p) for p in self.trained]
         for i in range(len(targets)):
             one, target = inputs[i : i + 1], targets[i : i + 1]
             exact = one.double() if one.is_floating_point() else one
             norm = self.norm(self.gradient(wide, exact, target))
-            if not math.isfinite(norm):
+            if not math.isfinite(norm) or not used[i]:
                 continue
             for mine, part in zip(
                 total, self.gradient(self.model, one, target), strict=True
@@ -87,9 +106,11 @@ class NormsOfOthers(Honest):
 class Silenced(Honest):
     """Refuses a model that mixes examples, unless two passes differ anyway."""
 
-    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> Gradient:
+    def summed(
+        self, inputs: torch.Tensor, targets: torch.Tensor, used: list[bool]
+    ) -> Gradient:
         self.check(inputs, targets)
-        return super().__call__(inputs, targets)
+        return super().summed(inputs, targets, used)
 
     def check(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         with torch.no_grad():

@@ -25,33 +25,30 @@ def named(name: str) -> Subject:
 
 @pytest.mark.parametrize("name", ["logistic", "MLP with dropout", "CNN", "embedding"])
 def test_an_honest_clipper_is_left_alone(name: str) -> None:
-    finding = search(named(name), 30, 1, make_clipper=Honest)
+    finding = search(named(name), 100, 1, make_clipper=Honest)
     assert finding.holds
-    assert (finding.candidates, finding.path, finding.raised) == (
-        30,
-        "one at a time",
-        "",
-    )
+    assert finding.candidates >= 100
+    assert (finding.path, finding.raised) == ("one at a time", "")
     # The search comes near the bound: it would see a clipper that lets a bit through.
     assert finding.ratio > 0.99
 
 
 @pytest.mark.parametrize(
-    ("make_clipper", "name", "candidates", "seed"),
+    ("make_clipper", "name", "candidates"),
     [
-        (FactorRoundedUp, "logistic", 30, 1),
-        (NormsOfOthers, "linear on a sequence", 120, 4),
-        (NormsOfOthers, "CNN", 30, 1),
-        (Silenced, "centred, with dropout", 30, 1),
-        (Silenced, "mixes by a buffer", 30, 1),
-        (Honest, "attribute that remembers", 30, 1),
-        (Honest, "loss that remembers", 30, 1),
+        (FactorRoundedUp, "logistic", 200),
+        (NormsOfOthers, "linear on a sequence", 600),
+        (NormsOfOthers, "CNN", 200),
+        (Silenced, "centred, with dropout", 200),
+        (Silenced, "mixes by a buffer", 1500),
+        (Honest, "attribute that remembers", 200),
+        (Honest, "loss that remembers", 200),
     ],
 )
 def test_planted_defects_are_found(
-    make_clipper: MakeClipper, name: str, candidates: int, seed: int
+    make_clipper: MakeClipper, name: str, candidates: int
 ) -> None:
-    finding = search(named(name), candidates, seed, make_clipper=make_clipper)
+    finding = search(named(name), candidates, 1, make_clipper=make_clipper)
     assert finding.ratio > 1.0
     assert not finding.holds
 
@@ -59,22 +56,22 @@ def test_planted_defects_are_found(
 def test_without_dropout_the_silenced_check_refuses() -> None:
     # So it is the dropout that silences it, and not the search that sees ghosts.
     subject = named("centred on the batch")
-    finding = search(subject, 50, 1, make_clipper=Silenced)
+    finding = search(subject, 300, 1, make_clipper=Silenced)
     assert finding.holds
     assert finding.refusal == "the model mixes examples"
 
 
 class Raises(Honest):
-    def __call__(
+    def gradients(
         self, inputs: torch.Tensor, targets: torch.Tensor
-    ) -> list[torch.Tensor]:
+    ) -> list[list[torch.Tensor]]:
         if not inputs.isfinite().all():
             raise RuntimeError("not a number")
-        return super().__call__(inputs, targets)
+        return super().gradients(inputs, targets)
 
 
 def test_a_call_that_raises_is_no_refusal() -> None:
-    finding = search(named("logistic"), 50, 1, make_clipper=Raises)
+    finding = search(named("logistic"), 200, 1, make_clipper=Raises)
     assert finding.ratio <= 1.0
     assert finding.raised == "RuntimeError: not a number"
     assert not finding.holds
@@ -82,7 +79,7 @@ def test_a_call_that_raises_is_no_refusal() -> None:
 
 def test_a_seed_makes_the_same_candidates() -> None:
     one, same, other = (
-        search(named("logistic"), 20, seed, make_clipper=Honest) for seed in (1, 1, 2)
+        search(named("logistic"), 60, seed, make_clipper=Honest) for seed in (1, 1, 2)
     )
     assert one.ratio == same.ratio
     first, again, another = (worst_trials(found)[0] for found in (one, same, other))

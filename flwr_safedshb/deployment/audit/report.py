@@ -1,0 +1,223 @@
+"""What the hostile suite found, as a table and as a file that a run goes on from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+import flwr_safedshb
+from flwr_safedshb.files import replace_file
+from flwr_safedshb.privacy.audit.cases import Cases
+from flwr_safedshb.privacy.audit.label import Reading
+from flwr_safedshb.privacy.audit.search import Finding
+from flwr_safedshb.privacy.audit.zoo import borrowed
+
+PACKAGES = ("torch", "numpy", "opacus", *borrowed.NEEDED)
+HEADS = ("model", "path, or refusal", "candidates", "worst / C", "worst / 2C", "labels")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long to search, and from which seed.
+
+    Attributes
+    ----------
+    candidates : int
+        Of each model, for each type of its weights.
+    guesses : int
+        Of labels, for each model that is accepted.
+    rounds : int
+        That a node is asked with each bad example.
+    seed : int
+    """
+
+    candidates: int = 1000
+    guesses: int = 200
+    rounds: int = 12
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("candidates", "guesses", "rounds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed} must be at least 0")
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """One model, with weights of one type.
+
+    Attributes
+    ----------
+    name, dtype : str
+    path, refusal : str
+        One of them is empty.
+    candidates : int
+    removed, replaced : float
+        The largest changes of a sum by one example, in units of C and of 2C.
+    labels : str
+        How many labels were guessed right, of how many; empty where none were.
+    broken : str
+        The promise that does not hold, or empty.
+    seconds : float
+    """
+
+    name: str
+    dtype: str
+    path: str
+    refusal: str
+    candidates: int
+    removed: float
+    replaced: float
+    labels: str
+    broken: str
+    seconds: float
+
+    def cells(self) -> tuple[str, ...]:
+        """Return a row under `HEADS`."""
+        name = self.name if self.dtype == "float32" else f"{self.name}, {self.dtype}"
+        if self.broken:
+            name = f"BROKEN: {name}: {self.broken}"
+        if self.refusal:
+            return name, f"refused: {self.refusal}", "", "", "", ""
+        ratios = (_figure(self.removed), _figure(self.replaced))
+        return name, self.path, f"{self.candidates:,}", *ratios, self.labels
+
+
+@dataclass(frozen=True)
+class CasesRow:
+    """Requests of one kind, with how often each outcome came."""
+
+    kind: str
+    requests: int
+    outcomes: dict[str, int]
+    broken: list[str]
+
+    def cells(self) -> tuple[str, str, str]:
+        """Return the kind, the number of requests, and what came of them."""
+        found = ", ".join(f"{count} {name}" for name, count in self.outcomes.items())
+        broken = f"; BROKEN: {'; '.join(self.broken)}" if self.broken else ""
+        return self.kind, str(self.requests), found + broken
+
+
+@dataclass
+class Report:
+    """What was tried, and what was found."""
+
+    settings: Settings
+    models: list[ModelRow] = field(default_factory=list)
+    requests: list[CasesRow] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=lambda: _versions())
+
+    @property
+    def holds(self) -> bool:
+        """Whether no promise was found broken."""
+        models = any(row.broken for row in self.models)
+        return not models and not any(row.broken for row in self.requests)
+
+    def found(self, name: str, dtype: str) -> ModelRow | None:
+        """Return the row of a model, if it is there."""
+        rows = (r for r in self.models if (r.name, r.dtype) == (name, dtype))
+        return next(rows, None)
+
+    def save(self, path: Path) -> None:
+        """Write everything as JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({**asdict(self), "holds": self.holds}, indent=1)
+        replace_file(path, lambda file: file.write(f"{text}\n".encode()))
+
+    @classmethod
+    def load(cls, path: Path) -> Report:
+        """Read what `save` wrote."""
+        held = json.loads(path.read_text())
+        return cls(
+            Settings(**held["settings"]),
+            [ModelRow(**row) for row in held["models"]],
+            [CasesRow(**row) for row in held["requests"]],
+            held["left_out"],
+            held["versions"],
+        )
+
+    @classmethod
+    def resumed(cls, path: Path, settings: Settings) -> Report:
+        """Return what a run of the same code and settings has written, or nothing."""
+        new = cls(settings)
+        if path.exists():
+            old = cls.load(path)
+            if (old.settings, old.versions) == (settings, new.versions):
+                return old
+        return new
+
+    def markdown(self) -> str:
+        """Return both tables for a page."""
+        heads = ("requests to a node or a ledger", "number", "outcomes")
+        return "\n\n".join(
+            "\n".join(
+                f"| {' | '.join(cells)} |"
+                for cells in (names, ("---",) * len(names), *rows)
+            )
+            for names, rows in (
+                (HEADS, [row.cells() for row in self.models]),
+                (heads, [row.cells() for row in self.requests]),
+            )
+        )
+
+
+def model_row(finding: Finding, reading: Reading | None) -> ModelRow:
+    """Return the row of what a search found, and of the labels that were read."""
+    broken = finding.raised
+    if finding.ratio > 1.0:
+        broken = f"{finding.ratio:.6g} by one {finding.how}"
+        if finding.remembered:
+            broken += ", and a call remembers the one before"
+    if reading is not None and not reading.holds:
+        broken = broken or "labels are read better than by chance"
+    return ModelRow(
+        finding.subject,
+        finding.dtype,
+        finding.path,
+        finding.refusal,
+        finding.candidates,
+        finding.removed,
+        finding.replaced,
+        "" if reading is None else f"{reading.right} of {reading.guesses}",
+        broken,
+        round(finding.seconds, 1),
+    )
+
+
+def cases_row(cases: Cases) -> CasesRow:
+    """Return the row of what an attack by requests found."""
+    broken = [f"{case.request}: {case.broken}" for case in cases.broken]
+    return CasesRow(cases.kind, len(cases.cases), cases.outcomes(), broken)
+
+
+def _figure(ratio: float) -> str:
+    # Cut off and not rounded: 1 is said of what is 1 or more.
+    return f"{ratio:.6g}" if ratio >= 1.0 else f"{int(ratio * 1e6) / 1e6:.6f}"
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "code": _code()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _code() -> str:
+    """Return a hash of the code that is attacked and that attacks."""
+    root = Path(flwr_safedshb.__file__).parent
+    total = hashlib.sha256()
+    for room in ("privacy", "client", "deployment/audit"):
+        for path in sorted((root / room).rglob("*.py")):
+            total.update(path.read_bytes())
+    return total.hexdigest()[:16]
