@@ -5,6 +5,9 @@ path, `private_gradient`, on two adjacent datasets and tells them apart. How wel
 works bounds epsilon from below (Jagielski, Ullman, Oprea, "Auditing Differentially
 Private Machine Learning", NeurIPS 2020). A bound above the accounted epsilon proves a
 bug; one below it proves nothing more than that this attack found none.
+
+``python -m simulations.audit --hostile`` is `safedshb audit`, with its options: a
+search for weights and examples that break what the accounted epsilon rests on.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from rich.table import Table
 from scipy.stats import beta
 from torch import nn
 
+from flwr_safedshb.cli import main as safedshb
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.gaussian import private_gradient
 from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement
@@ -259,6 +263,10 @@ def _table(results: Sequence[AuditResult]) -> Table:
 @complaining
 def main(arguments: Sequence[str] | None = None) -> int:
     """Audit every sampler and clipping path; 1 if a bound is violated, else 0."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if "--hostile" in given:
+        given.remove("--hostile")
+        return safedshb(["audit", *given])
     parser = Parser(prog="python -m simulations.audit")
     parser.add_argument(
         "--trials", type=at_least(100), default=10_000, help="per dataset"
@@ -270,7 +278,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--secure", action="store_true", help="the deployment's randomness, no seed"
     )
     parser.add_argument("--output", type=Path, default=Path("outputs/audit.json"))
-    options = parser.parse_args(arguments)
+    parser.add_argument(
+        "--hostile", action="store_true", help="attack as `safedshb audit` does"
+    )
+    options = parser.parse_args(given)
     prepare_file(options.output)
     randomness = (
         SecureRandomness() if options.secure else SeededRandomness(options.seed)

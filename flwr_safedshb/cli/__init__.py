@@ -6,6 +6,7 @@ For example:
   safedshb plan -n 7 -f 3 -m 2763 -d 69 -b 25 -T 400 --delta 1e-4 -s 1
   safedshb doctor node.toml       may this node join?
   safedshb ledger show node.toml  what has it spent?
+  safedshb audit --only CNN       can one example do more than it may?
   safedshb plan --help            more about one command
 
 Exit codes: 0 yes or done; 1 no (a check failed, a request was refused); 2 the command

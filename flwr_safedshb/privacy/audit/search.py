@@ -31,7 +31,7 @@ from flwr_safedshb.privacy.audit.driven import cancelled
 from flwr_safedshb.privacy.audit.exact import gaps
 from flwr_safedshb.privacy.audit.hidden import Hidden
 from flwr_safedshb.privacy.audit.subject import Batch, Subject
-from flwr_safedshb.privacy.audit.trial import Trial, drawn, entries, mutated
+from flwr_safedshb.privacy.audit.trial import Trial, drawn, entries, mutated, usual
 from flwr_safedshb.privacy.clipping.gradients import (
     ClippedGradients,
     Loss,
@@ -181,7 +181,9 @@ def _attack(
     while finding.candidates < candidates:
         bench = benches[int(rng.integers(len(benches)))]
         chance = rng.random()
-        if chance < 0.5 and finding.worst:
+        if turn == 0:
+            how, trial = "usual", usual(subject, bench.start, rng)
+        elif chance < 0.5 and finding.worst:
             kept = finding.worst if chance < 0.2 else finding.promising
             _, _, parent = kept[int(rng.integers(len(kept)))]
             how, trial = "mutated", mutated(subject, parent, rng)

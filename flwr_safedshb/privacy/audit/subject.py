@@ -48,7 +48,7 @@ class Subject:
     clipping: Clipping = "per-example"
     driven: bool = True
     share: float = 1.0
-    together: int = 24
+    together: int = 72
 
 
 def floats(*shape: int, classes: int) -> Callable[[int, np.random.Generator], Batch]:

@@ -13,7 +13,7 @@ from flwr_safedshb.privacy.audit.subject import Batch, Subject
 
 # Sizes of batches: one example alone, few, and many that add up their rounding; and
 # how many of a size are measured at once, with the same weights.
-GROUPS = {1: 24, 2: 16, 3: 12, 5: 8, 8: 5, 33: 1}
+GROUPS = {1: 72, 2: 48, 3: 36, 5: 24, 8: 15, 33: 3}
 _SHARES = (0.25, 0.25, 0.2, 0.15, 0.1, 0.05)
 
 
@@ -95,6 +95,18 @@ def drawn(
         firsts = inputs[::size]
         other = (-firsts if firsts.is_floating_point() else firsts), other[1]
     return Trial(weights, (inputs, targets), other)
+
+
+def usual(
+    subject: Subject, weights: list[torch.Tensor], rng: np.random.Generator
+) -> Trial:
+    """Return candidates as they are in ordinary training."""
+    groups = min(GROUPS[2], subject.together)
+    batch, other = (
+        typed(subject.draw(count, rng), weights[0].dtype)
+        for count in (2 * groups, groups)
+    )
+    return Trial(weights, batch, other)
 
 
 def mutated(subject: Subject, trial: Trial, rng: np.random.Generator) -> Trial:
