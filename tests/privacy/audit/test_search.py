@@ -40,7 +40,6 @@ def test_an_honest_clipper_is_left_alone(name: str) -> None:
         (NormsOfOthers, "linear on a sequence", 600),
         (NormsOfOthers, "CNN", 200),
         (Silenced, "centred, with dropout", 200),
-        (Silenced, "mixes by a buffer", 1500),
         (Honest, "attribute that remembers", 200),
         (Honest, "loss that remembers", 200),
     ],
