@@ -9,6 +9,7 @@ open closes their own. HTTP itself is read by h11.
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
 from collections import Counter
@@ -29,6 +30,9 @@ from flwr_safedshb.deployment.gate.wire import (
     readable,
     send,
 )
+
+# Connections that end before what they leave behind is collected.
+_COLLECTED = 64
 
 
 @dataclass(eq=False)
@@ -57,6 +61,7 @@ class Connection:
     """One connection; `owner` is the node it belongs to once that is known."""
 
     address: str
+    socket: socket.socket
     task: asyncio.Task[None] | None = None
     owner: str | None = None
     calls: int = field(default=0)
@@ -74,6 +79,7 @@ class Door:
         self._unknown: dict[Connection, None] = {}
         self._owned: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
+        self._ended = 0
 
     async def serve(self, listener: socket.socket) -> None:
         """Accept connections until cancelled."""
@@ -90,6 +96,8 @@ class Door:
         finally:
             for connection in [*self._unknown]:
                 self._close(connection)
+                if connection.task is not None:
+                    connection.task.cancel()
 
     def _begin(self, accepted: socket.socket, address: str) -> None:
         held = Counter(connection.address for connection in self._unknown)
@@ -98,7 +106,7 @@ class Door:
         elif held.total() >= self._limits.unknown_connections:
             ((most, _),) = held.most_common(1)
             self._close_stalest(most)
-        connection = Connection(address)
+        connection = Connection(address, accepted)
         self._unknown[connection] = None
         connection.task = asyncio.create_task(self._run(connection, accepted))
 
@@ -114,8 +122,10 @@ class Door:
     def _close(self, connection: Connection) -> None:
         self._unknown.pop(connection, None)
         self.refusals["connections closed for newer ones"] += 1
-        if connection.task is not None:
-            connection.task.cancel()
+        # Hung up on and not cancelled: in the midst of a handshake asyncio would go on
+        # with the number of a file that is another connection's by then.
+        with suppress(OSError):
+            connection.socket.shutdown(socket.SHUT_RDWR)
 
     def belongs(self, connection: Connection, owner: str) -> None:
         """Say which node a connection is of; a node has a limited number of them."""
@@ -150,6 +160,11 @@ class Door:
             self.refusals["connections that broke off"] += 1
         finally:
             self._unknown.pop(connection, None)
+            self._ended += 1
+            if self._ended % _COLLECTED == 0:
+                # What TLS keeps for a connection is not seen by the collector, which
+                # would let hundreds of them wait.
+                gc.collect()
             if connection.owner is not None:
                 self._owned[connection.owner] -= 1
             if writer is not None:
