@@ -160,12 +160,18 @@ def resolved(overrides: str) -> Mapping[str, object]:
     return values
 
 
+def check_types(overrides: str) -> DictConfig:
+    """Refuse names and types that are no setting's; return the configuration."""
+    with explained():
+        typed = OmegaConf.merge(OmegaConf.structured(_Config), composed(overrides))
+        OmegaConf.to_container(typed, resolve=True, throw_on_missing=True)
+    return cast(DictConfig, typed)
+
+
 def check_values(overrides: str) -> None:
     """Refuse names, types, numbers and combinations that make no run."""
     cfg = composed(overrides)
-    with explained():
-        typed = OmegaConf.merge(OmegaConf.structured(_Config), cfg)
-        OmegaConf.to_container(typed, resolve=True, throw_on_missing=True)
+    typed = check_types(overrides)
     for name, least in _LEAST.items():
         value = OmegaConf.select(typed, name)
         if not (math.isfinite(value) and value >= least):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from simulations.command import Parser, complaining, prepare_folder
-from simulations.config import SettingsError, check_values, explained
+from simulations.config import SettingsError, check_types, explained
 from simulations.data.federation import Examples
 
 _NAMES = {"inputs", "labels", "num_classes"}
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", help="such as num_nodes=3")
     options = parser.parse_args(arguments)
     overrides = shlex.join(options.overrides)
-    check_values(overrides)
+    check_types(overrides)
     with explained("data"):
         data = federation(overrides)
     prepare_folder(options.folder)

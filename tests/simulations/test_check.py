@@ -33,7 +33,7 @@ BAD = {
     "stepz=3": "stepz: there is no such setting; did you mean steps?",
     "+stepz=3": "stepz: there is no such setting; did you mean steps?",
     "agregation=smea": "did you mean aggregation?",
-    "aggregation=sema": "aggregation=sema: .* choose average, .*smea",
+    "aggregation=sema": "aggregation=sema: .* choose .*average, .*smea",
     "aggregation.max_nodes=3": r"aggregation.max_nodes: .* with \+ before",
     "+aggregation.max_nodez=3": "aggregation: .*'max_nodez'",
     "+aggregation.max_nodes=-1": "max_nodes=-1",

@@ -67,7 +67,8 @@ WRONG = {
     "simulations.data.own": [
         ("", "required: folder"),
         ("new num_nodes=abc", "num_nodes: Value 'abc'"),
-        ("new num_malicious_nodes=5", "num_malicious_nodes=5 of num_nodes=7"),
+        ("new num_nodes=-1", "count=-1 must be at least 1"),
+        ("new num_nodez=3", "num_nodez: there is no such setting"),
         ("new data=nothing", "data=nothing: there is no such option"),
         (f"{FILE} data.num_examples=400", "/proc/nope"),
     ],
