@@ -6,6 +6,7 @@ created nor changed.
 
   safedshb ledger show node.toml
   safedshb ledger show /var/lib/safedshb/state --json
+  safedshb ledger show node.toml --follow   again after every charge, until Ctrl-C
   safedshb ledger export node.toml --format json --output charges.json
 """
 
@@ -17,6 +18,8 @@ import io
 import json
 import os
 import sys
+import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +29,9 @@ from flwr_safedshb.words import cell, shown_lines
 if TYPE_CHECKING:
     from flwr_safedshb.privacy.ledger.ledger import Charge, Ledger
     from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement
+
+
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     actions = parser.add_subparsers(dest="action", metavar="show|export", required=True)
     show = actions.add_parser("show", help="a summary, by run")
-    show.add_argument("--json", action="store_true", help="print JSON")
+    how = show.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="print JSON")
+    how.add_argument(
+        "--follow", action="store_true", help="show it again whenever it is charged"
+    )
     export = actions.add_parser("export", help="every charge")
     export.add_argument("--format", choices=("csv", "json"), default="csv")
     export.add_argument(
@@ -80,6 +90,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     path = _found(arguments.ledger)
     try:
+        if arguments.action == "show" and arguments.follow:
+            _follow(path)
+            return 0
         with snapshot(path) as ledger:
             if arguments.action == "export":
                 _export(ledger.charges(), arguments.format, arguments.output)
@@ -92,6 +105,24 @@ def run(arguments: argparse.Namespace) -> int:
         print(shown_lines(f"safedshb ledger: {error}"), file=sys.stderr)
         return 1
     return 0
+
+
+def _follow(path: Path) -> None:
+    """Show the ledger, and again whenever it has changed, until Ctrl-C."""
+    from flwr_safedshb.privacy.ledger.snapshot import snapshot
+
+    seen: tuple[int, int] | None = None
+    with suppress(KeyboardInterrupt):
+        while True:
+            # Looked at by name only: to open it would get in the way of a charge.
+            about = path.stat() if path.exists() else None
+            now = None if about is None else (about.st_mtime_ns, about.st_ino)
+            if now is None or now != seen:
+                with snapshot(path) as ledger:
+                    _show(path, _summary(ledger))
+                sys.stdout.flush()
+                seen = now
+            time.sleep(_LOOK_SECONDS)
 
 
 def _found(path: Path) -> Path:

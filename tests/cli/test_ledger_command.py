@@ -214,3 +214,34 @@ def test_an_export_is_its_owners_whatever_the_umask(
     finally:
         os.umask(before)
     assert output.stat().st_mode & 0o777 == 0o600
+
+
+def test_follow_shows_the_ledger_again_after_a_charge(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+
+    def sleep(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            with Ledger(path) as ledger:
+                ledger.charge(ONE, 1, run="c")
+        if looks == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("flwr_safedshb.cli.ledger.time.sleep", sleep)
+    code, out, _ = said(capsys, "show", str(path), "--follow")
+    assert code == 0
+    spent = [line for line in out.splitlines() if line.startswith("spent:")]
+    assert len(spent) == 2
+    assert "14 steps" in spent[0]
+    assert "15 steps" in spent[1]
+
+
+def test_follow_ends_where_there_is_no_ledger(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = said(capsys, "show", str(tmp_path / "none.sqlite"), "--follow")
+    assert code == 1
+    assert "there is no ledger" in err
