@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from flwr_safedshb.privacy.accounting import pld
 from flwr_safedshb.privacy.accounting.accountant import epsilon, epsilon_upper_bound
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from simulations.studies.accounting import compare
-from simulations.studies.accounting import settings as study_settings
-from simulations.studies.exact import exact_epsilon, gaussian_epsilon
+from simulations.studies.accounting.__main__ import compare
+from simulations.studies.accounting.__main__ import settings as study_settings
+from simulations.studies.accounting.exact import exact_epsilon, gaussian_epsilon
 
 SHORT = list(study_settings())[::37]
 cached_compare = functools.cache(compare)

@@ -25,7 +25,7 @@ from rich.table import Table
 from flwr_safedshb.privacy.accounting import accountant, limits
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.samplers import Adjacency
-from simulations.studies.exact import Kind, exact_epsilon
+from simulations.studies.accounting.exact import Kind, exact_epsilon
 
 EXAMPLES = 10_000
 BATCHES = (1, 10, 100, 1_000, 5_000, 10_000)

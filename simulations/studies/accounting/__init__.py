@@ -1,0 +1,1 @@
+"""Epsilon of the accountant, held against another computation of it."""
