@@ -118,9 +118,8 @@ def adjacent_contributions(plan: PrivacyPlan) -> tuple[Floats, Floats]:
     (ndarray, ndarray)
         Both of shape (m,); they differ in the first entry, the canary.
     """
-    others = -1.0 if plan.sampling == "fixed" else 0.0
     absent = 0.0 if plan.adjacency == "add-remove" else -1.0
-    without = np.full(plan.num_examples, others)
+    without = np.full(plan.num_examples, plan.sampler.others)
     without[0] = absent
     with_canary = without.copy()
     with_canary[0] = 1.0

@@ -48,9 +48,9 @@ def ran(copy: Path, *command: str) -> str:
     return done.stdout
 
 
-def test_a_rule_and_an_attack_are_one_file_one_yaml_one_test() -> None:
+def test_a_rule_an_attack_and_a_sampler_are_one_file_one_yaml_one_test() -> None:
     rooms = [(Path(name).parts[0], Path(name).suffix) for name in BLOCKS]
-    assert rooms == [("flwr_safedshb", ".py"), ("conf", ".yaml"), ("tests", ".py")] * 2
+    assert rooms == [("flwr_safedshb", ".py"), ("conf", ".yaml"), ("tests", ".py")] * 3
 
 
 @pytest.mark.process
@@ -58,12 +58,14 @@ def test_their_tests_pass_and_so_do_those_that_all_share(copy: Path) -> None:
     files = (
         "aggregation/test_medoid",
         "attacks/test_corner",
+        "privacy/test_blocks",
+        "privacy/test_samplers",
         "simulations/test_conf",
         "aggregation/test_rule",
         "attacks/test_attacks",
         "test_imports",
     )
-    chosen = "medoid or Medoid or corner or Corner"
+    chosen = "medoid or Medoid or corner or Corner or blocks"
     out = ran(
         copy,
         *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rA", "-k", chosen),
@@ -73,6 +75,11 @@ def test_their_tests_pass_and_so_do_those_that_all_share(copy: Path) -> None:
     for expected in (
         "aggregation/test_medoid.py::test_medoid_is_the_vector_nearest_to_all_others",
         "attacks/test_corner.py::test_every_adversary_sends_the_largest_values",
+        "privacy/test_blocks.py::test_a_batch_is_a_block",
+        "privacy/test_blocks.py::test_epsilon_is_that_of_the_gaussian_mechanism",
+        "privacy/test_samplers.py::test_all_samplers_draw_distinct_examples[blocks]",
+        "privacy/test_samplers.py::test_all_samplers_cost_what_they_should[blocks]",
+        "simulations/test_conf.py::test_privacy[blocks]",
         "simulations/test_conf.py::test_aggregation[medoid]",
         "simulations/test_conf.py::test_attack[corner]",
         "aggregation/test_rule.py::test_equivariance[Medoid()]",
@@ -83,12 +90,13 @@ def test_their_tests_pass_and_so_do_those_that_all_share(copy: Path) -> None:
 
 
 @pytest.mark.process
-def test_both_run_in_an_experiment(copy: Path) -> None:
-    overrides = ["aggregation=medoid", "attack=corner", "steps=2", "hydra.run.dir=out"]
-    out = ran(copy, "-m", "simulations.run", *overrides)
+def test_they_run_in_an_experiment(copy: Path) -> None:
+    overrides = ["aggregation=medoid", "attack=corner", "privacy=blocks", "steps=2"]
+    out = ran(copy, "-m", "simulations.run", *overrides, "hydra.run.dir=out")
     assert "round 2: loss" in out
     record = json.loads((copy / "out" / "model.json").read_text())
     assert record["config"]["aggregation"]["_target_"].endswith("medoid.Medoid")
+    assert "blocks of neighbours" in json.dumps(record)
     # All weight on one of seven.
     assert [len(nodes) for nodes in record["rounds"]["left_out"]] == [6, 6]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Literal, get_args
 
 from flwr_safedshb.privacy.accounting import limits
@@ -90,9 +90,10 @@ class PrivacyPlan:
     def __post_init__(self) -> None:
         self._set("clip_norm", limits.CLIP_NORM.checked("clip_norm", self.clip_norm))
         noise = self.noise_multiplier
-        if isinstance(noise, bool) or noise != 0:
+        if isinstance(noise, bool) or not isinstance(noise, Real) or noise != 0:
             noise = limits.NOISE_MULTIPLIER.checked("noise_multiplier", noise)
-        self._set("noise_multiplier", float(noise))
+        # Zero has a sign, and two words for one plan would be two plans of a ledger.
+        self._set("noise_multiplier", float(noise) + 0.0)
         for name in ("batch_size", "num_examples"):
             self._set(name, _count(name, getattr(self, name)))
         if self.num_examples < self.batch_size:
@@ -206,5 +207,7 @@ def _count(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ValueError(f"{name}={value!r} must be an integer")
     if not 1 <= int(value) <= limits.MAX_EXAMPLES:
-        raise ValueError(f"{name}={value} must lie in [1, {limits.MAX_EXAMPLES}]")
+        raise ValueError(
+            f"{name}={limits.short(value)} must lie in [1, {limits.MAX_EXAMPLES}]"
+        )
     return int(value)

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable
@@ -7,13 +8,15 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
+from flwr_safedshb.privacy.accounting.comparisons import rdp
+from flwr_safedshb.privacy.audit.plans import least_epsilon
 from flwr_safedshb.privacy.plan import PrivacyPlan, Sampling
 from flwr_safedshb.privacy.randomness.noise import (
     Randomness,
     SecureRandomness,
     SeededRandomness,
 )
-from flwr_safedshb.privacy.samplers import sample
+from flwr_safedshb.privacy.samplers import known_samplers, sample
 
 Draw = Callable[[], tuple[int, ...]]
 STEPS = 12_000
@@ -136,3 +139,40 @@ def test_poisson_batch_may_be_empty_or_full(source: Randomness) -> None:
 def test_impossible_batches_are_refused(m: int, b: int, sampling: Sampling) -> None:
     with pytest.raises(ValueError, match=r"batch_size|num_examples"):
         plan(m, b, sampling)
+
+
+# What every sampler has to keep to, also one that was added as CONTRIBUTING says
+
+
+@pytest.mark.parametrize("word", known_samplers())
+def test_all_samplers_draw_distinct_examples(word: str) -> None:
+    source = SeededRandomness(5)
+    for m, b in ((1, 1), (7, 1), (7, 7), (11, 4)):
+        for _ in range(50):
+            batch = sample(plan(m, b, word), source)
+            assert batch.dtype == np.int64
+            assert len(set(batch.tolist())) == len(batch)
+            assert all(0 <= i < m for i in batch)
+
+
+@pytest.mark.parametrize("word", known_samplers())
+def test_all_samplers_cost_what_they_should(word: str) -> None:
+    for adjacency in known_samplers()[word].adjacencies:
+        mine = PrivacyPlan(1.0, 2.0, 10, 100, word, adjacency)
+        for profile in mine.sampler.profiles(mine):
+            for pair in (profile.above, profile.below):
+                for mixture in (pair.top, pair.bottom):
+                    assert sum(weight for weight, _ in mixture) == pytest.approx(1.0)
+        spent = mine.epsilon(50, 1e-6)
+        # No less than an attack on one step finds, no more than without any sampling.
+        assert least_epsilon(mine, 1e-6) <= mine.epsilon(1, 1e-6) < spent
+        assert spent <= PrivacyPlan(1.0, 2.0, 10, 10).epsilon(50, 1e-6) * (1 + 1e-9)
+        assert spent <= rdp(mine, 50, 1e-6).epsilon
+        louder = dataclasses.replace(mine, noise_multiplier=2.2)
+        assert louder.epsilon(50, 1e-6) < spent < mine.epsilon(60, 1e-6)
+        assert PrivacyPlan.from_json(mine.to_json()) == mine
+
+
+def test_a_word_that_no_sampler_has_is_refused_with_those_that_are() -> None:
+    with pytest.raises(ValueError, match="'shuffled' is unknown; use one of 'fixed', "):
+        plan(4, 2, "shuffled")

@@ -13,6 +13,7 @@ from flwr_safedshb.privacy.accounting.accountant import statement
 from flwr_safedshb.privacy.accounting.limits import checked_delta, checked_steps
 from flwr_safedshb.privacy.accounting.theorem import infimum
 from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement
+from flwr_safedshb.privacy.samplers import known_samplers
 from flwr_safedshb.privacy.samplers.fixed import Fixed
 from flwr_safedshb.privacy.samplers.poisson import Poisson
 
@@ -86,10 +87,10 @@ def figures(plan: PrivacyPlan, steps: int, delta: float) -> list[PrivacyStatemen
     """
     variants = [
         replace(plan, sampling=sampler.word, adjacency=adjacency)
-        for sampler in (Fixed, Poisson)
+        for sampler in known_samplers().values()
         for adjacency in sampler.adjacencies
     ]
-    fixed = variants[0]
+    fixed = replace(plan, sampling=Fixed.word, adjacency=Fixed.adjacencies[0])
     variants.sort(key=lambda variant: variant != plan)
     return [
         *(statement([(variant, steps)], delta) for variant in variants),

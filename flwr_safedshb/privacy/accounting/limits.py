@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import cast
 
 
 @dataclass(frozen=True)
@@ -25,14 +24,26 @@ class Limits:
         """Return the number, or say what is wrong with it."""
         if isinstance(value, bool) or not isinstance(value, Real):
             raise ValueError(f"{name}={value!r} must be a number; {self.remedy}")
-        # Compared before it is converted, for a huge integer has no float; and written
-        # so that nan, which is no number, does not pass.
-        if not self.least <= cast(float, value) <= self.greatest:
+        try:
+            number = float(value)
+        except OverflowError:  # a huge integer or fraction has no float
+            number = math.inf
+        # What is compared is what is kept; nan, which is no number, does not pass.
+        if not self.least <= number <= self.greatest:
             raise ValueError(
-                f"{name}={value} must lie in [{self.least:g}, {self.greatest:g}]; "
-                + self.remedy
+                f"{name}={short(value)} must lie in "
+                f"[{self.least:g}, {self.greatest:g}]; {self.remedy}"
             )
-        return float(value)
+        return number
+
+
+def short(value: object) -> str:
+    """Show a number, but not the thousands of digits that some integers have."""
+    try:
+        text = str(value)
+    except ValueError:  # more digits than Python prints
+        return "a huge number"
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 NOISE_MULTIPLIER = Limits(1e-6, 1e6, "use 0 for a run without privacy")
@@ -62,5 +73,5 @@ def checked_steps(steps: int) -> int:
     if isinstance(steps, bool) or not isinstance(steps, Integral):
         raise ValueError(f"steps={steps!r} must be an integer")
     if not 0 <= steps <= MAX_STEPS:
-        raise ValueError(f"steps={steps} must lie in [0, {MAX_STEPS}]")
+        raise ValueError(f"steps={short(steps)} must lie in [0, {MAX_STEPS}]")
     return int(steps)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -67,20 +67,13 @@ class Losses:
     masses: Floats
     slack: float
 
-    @cached_property
-    def moments(self) -> Floats:
-        """Log E[e^(r L)] for every r of ``ORDERS``, where L is the loss under P."""
-        logarithms = np.log(self.masses)
-        losses = self.points * self.spacing
-        return np.array([_log_sum(logarithms + order * losses) for order in ORDERS])
-
 
 def _log_sum(exponents: Floats) -> float:
     largest = exponents.max()
     return float(largest + np.log(np.exp(exponents - largest).sum()))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=32)
 def one_step(profile: Profile, spacing: float, level: int) -> Losses:
     """Return the loss of one step without its largest values.
 
@@ -95,6 +88,21 @@ def one_step(profile: Profile, spacing: float, level: int) -> Losses:
     above = np.cumsum(whole.masses[::-1])[::-1]
     kept = int(np.searchsorted(-above, -(2.0**-level)))
     return Losses(spacing, whole.points[:kept], whole.masses[:kept], whole.slack)
+
+
+@lru_cache(maxsize=8192)
+def moments(profile: Profile, spacing: float, level: int) -> tuple[Floats, float]:
+    """Return log E[e^(r L)] for every r of ``ORDERS``, and the slack of L.
+
+    L is the loss of `one_step` under P. These are kept for many plans, since they are
+    small and every charge of a ledger asks for those of all its plans.
+    """
+    step = one_step(profile, spacing, level)
+    logarithms = np.log(step.masses)
+    losses = step.points * spacing
+    logs = np.array([_log_sum(logarithms + order * losses) for order in ORDERS])
+    logs.setflags(write=False)
+    return logs, step.slack
 
 
 @lru_cache(maxsize=16)
@@ -116,7 +124,7 @@ def _whole_step(profile: Profile, spacing: float) -> Losses:
     return Losses(spacing, points[there], masses[there] * _RAISED, slack)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=8192)
 def scales(profile: Profile) -> tuple[float, float]:
     """Return the root of log E[e^L], the scale of the loss of one step, and max |L|.
 

@@ -26,6 +26,7 @@ from flwr_safedshb.privacy.ledger import database
 from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted, Ledger, LedgerError
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.policy import NodePolicy
+from flwr_safedshb.privacy.samplers import known_samplers
 
 MAX_EPSILON, DELTA = 0.5, 1e-6
 # Refused by every ledger with that budget: one step of it costs more than 40.
@@ -80,7 +81,7 @@ def odd_plans() -> Iterator[Request]:
         "batch_size": 25,
         "num_examples": 2763,
     }
-    for sampling in ("fixed", "poisson"):
+    for sampling in known_samplers():
         for name, value in itertools.product(usual, ODD):
             yield {**usual, "sampling": sampling, name: value}, 1
         for value in (*_SMALL, *_LARGE):  # and with every example in the batch
@@ -125,18 +126,14 @@ def least_epsilon(plan: PrivacyPlan, delta: float) -> float:
     An example that pushes the batch's sum as far as it can is in the batch with
     probability q = b/m. The half-line above a threshold then has probability
     P = (1-q) Q + q R with it and Q without it, and P <= e^epsilon Q + delta. The true
-    epsilon is the largest that any event gives; this looks at half-lines only. Under
-    Poisson sampling a removed example moves the sum half as far.
+    epsilon is the largest that any event gives; this looks at half-lines only. Where
+    the others are silent, as under Poisson sampling, the sum moves half as far as where
+    the example takes the place of an opposite one.
     """
     if plan.noise_multiplier == 0:
         return math.inf
     rate = plan.sampling_rate
-    removed = plan.sampling == "poisson" and plan.adjacency == "add-remove"
-    shift = (0.5 if removed else 1.0) / plan.noise_multiplier
-    if not math.isfinite(shift):
-        shift = 1e300
-    if plan.sampling == "poisson" and not removed:
-        shift *= 0.5  # towards one side; what it replaces pulls to the other
+    shift = (1.0 - plan.sampler.others) / 2.0 / plan.noise_multiplier
     # In units of the noise; beyond 37 deviations float64 has no probabilities left.
     thresholds = np.minimum(np.linspace(0.0, 37.0, 200), 37.0)
     without = norm.sf(thresholds)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import io
 import itertools
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -90,17 +89,16 @@ class Ledger:
     ) -> None:
         path = Path(path)
         if max_epsilon is not None:
-            EPSILON.checked("max_epsilon", max_epsilon)
+            max_epsilon = EPSILON.checked("max_epsilon", max_epsilon)
         if delta is not None:
-            checked_delta(delta)
+            delta = checked_delta(delta)
         if not path.exists():
             if max_epsilon is None or delta is None:
                 raise LedgerError(
                     f"there is no ledger {path}; give max_epsilon and delta to create "
                     "one, or the path of the ledger that holds the past charges"
                 )
-            limits = float(max_epsilon), float(delta)
-            create(path, *limits, genesis(*limits))
+            create(path, max_epsilon, delta, genesis(max_epsilon, delta))
         self._store = Store(path)
         self.delta = self._store.delta
         self.max_epsilon = self._agreed(max_epsilon, delta)
@@ -123,7 +121,8 @@ class Ledger:
         LedgerError
             If the charge could not be written: release nothing.
         """
-        if checked_steps(steps) == 0:
+        steps = checked_steps(steps)
+        if steps == 0:
             raise ValueError("steps=0 must be at least 1")
         name = str(run)
         if name and not is_plain(name):
@@ -221,7 +220,16 @@ class Ledger:
                 f"max_epsilon={max_epsilon:g} is weaker than {created:g}, the budget "
                 "this ledger was created with; ask for at most that"
             )
-        return min(created, math.inf if max_epsilon is None else float(max_epsilon))
+        budget = created if max_epsilon is None else max_epsilon
+        try:  # what an older version accepted may not be a limit at all
+            checked_delta(self.delta)
+            return EPSILON.checked("max_epsilon", budget)
+        except ValueError as error:
+            raise LedgerError(
+                f"the ledger {self._store.path} was created with limits that protect "
+                f"nothing: {error}; open it with a stricter max_epsilon, or, if it is "
+                "its delta, make a new one for data that no run has seen"
+            ) from error
 
     def _fits(
         self, totals: dict[PrivacyPlan, int], plan: PrivacyPlan, steps: int

@@ -17,9 +17,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
+from flwr_safedshb.privacy.accounting.limits import checked_steps
 from flwr_safedshb.privacy.ledger.database import (
     LedgerCorrupted,
     LedgerError,
@@ -119,15 +121,28 @@ class Store:
         for number, time, run, text, steps, digest in rows:
             try:
                 expected = _digest(read.head, [number, time, run, text, steps])
-                plan = PrivacyPlan.from_json(text)
-            except (TypeError, ValueError):
+            except TypeError:
                 expected = b""
             if number != read.count + 1 or digest != expected:
                 raise LedgerCorrupted(refusal(self.path, "a charge was changed"))
+            plan = self._plan(number, text, steps)
             read.add(plan, steps, digest)
         if (read.count, read.head) != self._newest(connection):
             raise LedgerCorrupted(refusal(self.path, "a charge is missing"))
         return read.totals
+
+    def _plan(self, number: int, text: str, steps: int) -> PrivacyPlan:
+        """Read what a charge is for; it counts, so one that cannot be read ends all."""
+        try:
+            if not checked_steps(steps):
+                raise ValueError("steps=0 must be at least 1")
+            return _plan_of(text)
+        except (TypeError, ValueError) as error:
+            raise LedgerError(
+                f"the ledger {self.path} has a charge, number {number}, that cannot be "
+                f"accounted for: {error}; install what wrote it, or take no further "
+                "part with these data"
+            ) from error
 
     def append(
         self, connection: sqlite3.Connection, plan: PrivacyPlan, steps: int, run: str
@@ -153,8 +168,7 @@ class Store:
             "JOIN plans p ON p.id = c.plan ORDER BY c.id"
         )
         return [
-            Charge(time, run, PrivacyPlan.from_json(text), steps)
-            for time, run, text, steps in rows
+            Charge(time, run, _plan_of(text), steps) for time, run, text, steps in rows
         ]
 
     def close(self) -> None:
@@ -199,6 +213,10 @@ class Store:
                 f"the ledger {self.path} was removed or replaced while in use; put it "
                 "back, or start again if the change was meant"
             )
+
+
+# A ledger has many charges of few plans.
+_plan_of = lru_cache(maxsize=1024)(PrivacyPlan.from_json)
 
 
 def now() -> str:

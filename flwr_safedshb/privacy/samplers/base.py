@@ -70,11 +70,15 @@ class Sampler(ABC):
         Its name in a privacy statement.
     adjacencies : tuple of Adjacency
         The units of privacy that it has an accountant for; the first is the usual one.
+    others : float
+        What every other example contributes in the pair of datasets that is hardest to
+        hide, in units of the clip (C), where the example itself contributes 1.
     """
 
     word: ClassVar[str]
     description: ClassVar[str]
     adjacencies: ClassVar[tuple[Adjacency, ...]] = ("replace-one",)
+    others: ClassVar[float]
 
     def check(self, plan: PrivacyPlan) -> None:
         """Raise a ValueError if the plan's numbers are not for this sampler."""

@@ -20,6 +20,7 @@ class Fixed(Sampler):
 
     word = "fixed"
     description = "fixed-size sampling without replacement"
+    others = -1.0  # the example takes the place of an opposite one
 
     def draw(self, plan: PrivacyPlan, randomness: Randomness) -> npt.NDArray[np.int64]:
         """Draw b distinct examples."""

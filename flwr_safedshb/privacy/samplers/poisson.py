@@ -23,6 +23,7 @@ class Poisson(Sampler):
     word = "poisson"
     description = "Poisson sampling"
     adjacencies = ("replace-one", "add-remove")
+    others = 0.0  # lest their number add noise
 
     def draw(self, plan: PrivacyPlan, randomness: Randomness) -> npt.NDArray[np.int64]:
         """Toss a coin for every example."""

@@ -36,7 +36,7 @@ _SMALL = 36.0
 _NEGLIGIBLE = 60.0
 _BLOCK = 64
 # Blocks after which an integral is given up: it would take minutes.
-_BLOCKS = 300
+_BLOCKS = 120
 # Radians that a wave may turn between two breaks, for Gauss's rule to see it.
 _TURN = 8.0
 
