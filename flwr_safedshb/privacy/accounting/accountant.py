@@ -85,7 +85,7 @@ def _worst(bound: Bound, charges: Charges, delta: float) -> float:
     for i in range(max(len(several) for several, _ in profiles)):
         found = bound([(some[i % len(some)], steps) for some, steps in profiles], delta)
         # Not a number means that nothing is known.
-        worst = max(worst, found) if found >= 0 else math.inf
+        worst = max(worst, float(found)) if found >= 0 else math.inf
     return worst
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from flwr_safedshb.privacy.accounting import pld, tilted
 from flwr_safedshb.privacy.accounting.accountant import epsilon, epsilon_upper_bound
+from flwr_safedshb.privacy.accounting.losses import ORDERS
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from simulations.studies.accounting.__main__ import compare
 from simulations.studies.accounting.__main__ import settings as study_settings
@@ -58,7 +59,7 @@ def test_a_larger_error_gives_a_larger_epsilon(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_not_finite_is_infinite(
     moments: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spoilt = np.full(len(pld.ORDERS), moments)
+    spoilt = np.full(len(ORDERS), moments)
     monkeypatch.setattr(pld, "moments", lambda *_: (spoilt, 0.0))
     charges = [(PrivacyPlan(1.0, 2.0, 25, 2763), 3)]
     assert epsilon(charges, 1e-5) == math.inf == epsilon_upper_bound(charges, 1e-5)

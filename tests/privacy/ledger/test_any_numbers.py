@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from flwr_safedshb.privacy.accounting import accountant
+from flwr_safedshb.privacy.accounting import accountant, pld
 from flwr_safedshb.privacy.ledger import store
 from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted, Ledger, LedgerError
 from flwr_safedshb.privacy.plan import PrivacyPlan
@@ -105,7 +105,7 @@ def test_no_budget_that_is_no_sensible_number(tmp_path: Path, odd: object) -> No
     path = tmp_path / "l.sqlite"
     for limits in ((odd, DELTA), (BUDGET, odd)):
         with pytest.raises((ValueError, LedgerError), match=r"max_epsilon|delta"):
-            Ledger(path, *limits)  # type: ignore[arg-type]
+            Ledger(path, *limits)
         assert not path.exists()
 
 
@@ -172,7 +172,7 @@ def test_a_ledger_of_an_older_version_is_read(tmp_path: Path) -> None:
 def test_a_charge_that_cannot_be_accounted_for_ends_the_ledger(
     tmp_path: Path, fields: dict[str, object]
 ) -> None:
-    older(tmp_path / "l.sqlite", **fields)
+    older(tmp_path / "l.sqlite", **fields)  # type: ignore[arg-type]
     with pytest.raises(
         LedgerError, match=f"number 1, .*{next(iter(fields))}="
     ) as found:
@@ -194,6 +194,6 @@ def test_many_plans_and_many_charges_stay_cheap(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "l.sqlite", BUDGET, DELTA)
     for i in range(20):
         ledger.charge(PrivacyPlan(1.0, 50.0 + i, 25, 2763))
-    with mock.patch.object(accountant.pld, "one_step", side_effect=AssertionError):
+    with mock.patch.object(pld, "one_step", side_effect=AssertionError):
         ledger.charge(PrivacyPlan(1.0, 70.0, 25, 2763))
         assert 0.0 < ledger.epsilon() <= BUDGET
