@@ -109,13 +109,17 @@ class Node:
 
 
 def described(arrays: Sequence[object], metrics: Mapping[str, object]) -> str:
-    """Return all of an answer but its values, which alone may depend on the data."""
+    """Return all of an answer but its values, which alone may depend on the data.
+
+    The number by which an answer is told from others is drawn anew for each.
+    """
     words = []
     for array in arrays:
         assert isinstance(array, np.ndarray)
         finite = "finite" if np.isfinite(array).all() else "NOT FINITE"
         words.append(f"{array.dtype}{array.shape} {finite}")
-    return f"answered: {', '.join(words)}; {dict(metrics)}"
+    said = {name: value for name, value in metrics.items() if name != "nonce"}
+    return f"answered: {', '.join(words)}; {said}"
 
 
 def named(error: Exception) -> str:
