@@ -77,6 +77,12 @@ class RepliesWithErrors(SafeDSHBClient):
         return fitted
 
 
+def test_a_bad_example_changes_no_answer() -> None:
+    found = compare_transcripts(3)
+    assert found.broken == []
+    assert found.outcomes() == {"3 of 3 answered": len(BAD)}
+
+
 def test_an_error_reply_on_bad_data_is_found() -> None:
     found = compare_transcripts(2, RepliesWithErrors)
     broken = {case.request for case in found.broken}
