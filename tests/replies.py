@@ -9,6 +9,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
+from flwr_safedshb.exchange.arrays import MARK
 from flwr_safedshb.server.screening import Reason
 
 Layers = list[NDArray[np.float32]]
@@ -28,7 +29,7 @@ def record(layers: list[NDArray[np.generic]], num_examples: int = 1) -> RecordDi
 
 
 def with_arrays(arrays: ArrayRecord, num_examples: int = 1) -> RecordDict:
-    metrics = MetricRecord({"num-examples": num_examples})
+    metrics = MetricRecord({"num-examples": num_examples, MARK: 1})
     return RecordDict({"arrays": arrays, "metrics": metrics})
 
 
@@ -205,7 +206,7 @@ KINDS: dict[str, Hostile] = {
         _added("more", MetricRecord({"loss": 0.5})), "extra-record"
     ),
     "extra metric": Hostile(
-        _added("metrics", MetricRecord({"num-examples": 1, "loss": 0.5})), None
+        _added("metrics", MetricRecord({"num-examples": 1, "loss": 0.5, MARK: 1})), None
     ),
     "num-examples = 1e9": Hostile(_examples(10**9), None),
     "num-examples = 0": Hostile(_examples(0), None),

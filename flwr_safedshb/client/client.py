@@ -28,7 +28,7 @@ from torch import nn
 
 from flwr_safedshb.client.node import RefusedError, admit
 from flwr_safedshb.client.step import Step, take_step
-from flwr_safedshb.exchange.arrays import Arrays, read, written
+from flwr_safedshb.exchange.arrays import MARK, Arrays, read, written
 from flwr_safedshb.exchange.model import ModelArrays
 from flwr_safedshb.flower.compat import Mod, objection, refilled
 from flwr_safedshb.privacy.clipping.gradients import (
@@ -144,7 +144,7 @@ class SafeDSHBClient(NumPyClient):
         Returns
         -------
         momentum, num_examples, metrics
-            m_t in float32, m, and no metrics.
+            m_t in float32, m, and the mark of a momentum.
 
         Raises
         ------
@@ -157,7 +157,7 @@ class SafeDSHBClient(NumPyClient):
         except Exception as error:
             refused = refusal(error)
         else:
-            return momentum, self.plan.num_examples, {}
+            return momentum, self.plan.num_examples, marked()
         # Outside the handler, so that no cause is attached.
         raise refused
 
@@ -261,15 +261,20 @@ def client_app(client_fn: ClientFn) -> ClientApp:
     return PrivateClientApp(client_fn)
 
 
+def marked() -> dict[str, Scalar]:
+    """Return the mark of a momentum, with a number that nobody can guess.
+
+    A record travels under the hash of its bytes. One that others could guess they could
+    send first, with parts that are not its own.
+    """
+    return {MARK: secrets.randbits(62)}
+
+
 def reply_with(
     message: Message, arrays: ArrayRecord, momentum: Arrays, num_examples: int
 ) -> Message:
-    """Return the momentum under the names of the model's arrays.
-
-    A record travels under the hash of its bytes. One that others could guess they could
-    send first, with parts that are not its own: so this one has a number of its own.
-    """
-    metrics = {"num-examples": num_examples, "nonce": secrets.randbits(62)}
+    """Return the momentum under the names of the model's arrays."""
+    metrics = {"num-examples": num_examples, **marked()}
     records = {
         "arrays": written(arrays, momentum),
         "metrics": refilled(_METRICS, metrics),

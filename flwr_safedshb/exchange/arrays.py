@@ -23,6 +23,10 @@ from numpy.typing import NDArray
 
 from flwr_safedshb.flower.compat import NUMPY, plain_array, refilled
 
+# A number under this name, its own in every reply, says that the arrays are a momentum:
+# a guard against mistakes, and no proof.
+MARK = "safe-dshb"
+
 Arrays = list[NDArray[np.generic]]
 Misfit = Literal["wrong-keys", "too-large", "wrong-dtype", "wrong-shape"]
 

@@ -42,6 +42,8 @@ class Round:
         gamma_t, and the beta that the clients use.
     noise_std : float, optional
         Deviation of the noise in an honest momentum, if it is known.
+    foreign_clients : bool
+        Whether replies need no mark of our clients.
     """
 
     arrays: ArrayRecord
@@ -51,6 +53,11 @@ class Round:
     learning_rate: float
     momentum: float
     noise_std: float | None = None
+    foreign_clients: bool = False
+
+
+class ForeignClientsError(RuntimeError):
+    """Most clients of a run send something else than momentums."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +88,23 @@ def conclude(sent: Round, rule: Rule, replies: Iterable[Message]) -> Outcome:
     """Screen and aggregate momentums, and take a step (Alg. 1, lines 9 and 10).
 
     An honest node may fail or be late, so only a reply excluded for its content lowers
-    f. If n' <= 2f' no rule can help and the round is skipped; no reply makes it raise.
+    f. If n' <= 2f' no rule can help and the round is skipped. No reply of f adversaries
+    makes it raise.
+
+    Raises
+    ------
+    ForeignClientsError
+        If more clients than can be adversaries send vectors that are no momentums.
     """
     ids = {m.metadata.message_id: m.metadata.dst_node_id for m in sent.messages}
-    screened = screen_all(sent.template, ids, replies)
+    screened = screen_all(sent.template, ids, replies, sent.foreign_clients)
+    if (strange := screened.excluded["unmarked"]) > sent.num_malicious:
+        raise ForeignClientsError(
+            f"{strange} replies are no momentums of a SafeDSHBClient, and at most "
+            f"{sent.num_malicious} can be of adversaries; trained weights, say, must "
+            "not be taken for momentums. Use SafeDSHBClient on the nodes, or say "
+            "foreign_clients=True if your own clients send momentums, too"
+        )
     f = _remaining(sent.num_malicious, screened)
     findings: Metrics = {}
     arrays = None
@@ -122,6 +142,28 @@ def conclude(sent: Round, rule: Rule, replies: Iterable[Message]) -> Outcome:
             "momentum": sent.momentum,
         },
     )
+
+
+def refuse_total_failure(metrics: Metrics, num_malicious: int) -> None:
+    """End a run in whose first round no node could do its part.
+
+    Raises
+    ------
+    RuntimeError
+        If replies came, more than adversaries could have sent, and none could be used.
+    """
+    reasons = {
+        name.removeprefix("excluded-"): count
+        for name, count in metrics.items()
+        if name.startswith("excluded-") and name != "excluded-missing"
+    }
+    failed = sum(count for count in reasons.values() if isinstance(count, int))
+    if not metrics["replies"] and failed > num_malicious:
+        told = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+        raise RuntimeError(
+            f"no node could take the first step ({told}), so nothing was trained; what "
+            "they said is in the log above, and the rest in the logs of the nodes"
+        )
 
 
 def _remaining(f: int, screened: Screened) -> int:

@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from numpy.typing import NDArray
 
-from flwr_safedshb.exchange.arrays import MisfitError, Template
+from flwr_safedshb.exchange.arrays import MARK, MisfitError, Template
 from flwr_safedshb.server.collection import answers
 
 Reason = Literal[
@@ -33,6 +33,7 @@ Reason = Literal[
     "wrong-dtype",
     "wrong-shape",
     "not-finite",
+    "unmarked",
 ]
 
 # Honest clients can be slow or fail; everything else they never send.
@@ -92,9 +93,14 @@ class Screened:
 
 
 def screen_all(
-    template: Template, sent: Mapping[str, int], replies: Iterable[Message]
+    template: Template,
+    sent: Mapping[str, int],
+    replies: Iterable[Message],
+    foreign: bool = False,
 ) -> Screened:
     """Screen the replies to messages whose ids and nodes are `sent`.
+
+    Those of a client that is not ours pass only if `foreign` clients are expected.
 
     What passes is ordered by content: node ids and the order of arrival are accidents
     of an engine, and rounding in a sum depends on its order.
@@ -111,7 +117,7 @@ def screen_all(
             ignored += 1
             continue
         del waiting[name]
-        result = screen(template, reply)
+        result = screen(template, reply, foreign)
         if isinstance(result, Accepted):
             accepted.append((node, result))
             continue
@@ -125,15 +131,17 @@ def screen_all(
     return Screened(accepted, excluded, proven, ignored)
 
 
-def screen(template: Template, reply: Message) -> Accepted | Excluded:
+def screen(
+    template: Template, reply: Message, foreign: bool = False
+) -> Accepted | Excluded:
     """Return the layers of a reply, or the reason why it is excluded."""
     try:
-        return _screened(template, reply)
+        return _screened(template, reply, foreign)
     except Exception:  # whatever a reply may hold, it is the client's fault alone
         return Excluded("malformed")
 
 
-def _screened(template: Template, reply: Message) -> Accepted | Excluded:
+def _screened(template: Template, reply: Message, foreign: bool) -> Accepted | Excluded:
     if reply.has_error():
         return Excluded("error")
     records = list(reply.content.values())
@@ -153,6 +161,8 @@ def _screened(template: Template, reply: Message) -> Accepted | Excluded:
     layers = [layer.view(np.float32) for layer in found]
     if not all(np.isfinite(layer).all() for layer in layers):
         return Excluded("not-finite")
+    if not foreign and not any(MARK in record for record in records):
+        return Excluded("unmarked")
     return Accepted(layers, encoded)
 
 

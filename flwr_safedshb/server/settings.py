@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from logging import INFO
+from logging import INFO, WARNING
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +39,33 @@ _HANDLING = {
 }
 # Differences that are told, and characters of a value; enough to see what is wrong.
 _TOLD, _LONG = 4, 60
+
+
+# What clients of other strategies are told, and ours do not read: a step is a batch of
+# the client's plan, and the rate is the server's.
+_IDLE = {
+    "batch-size",
+    "epochs",
+    "learning-rate",
+    "local-epochs",
+    "lr",
+    "num-epochs",
+    "optimizer",
+    "proximal-mu",
+    "weight-decay",
+}
+
+
+def warn_of_idle_settings(config: Mapping[str, object]) -> None:
+    """Name entries of `train_config` that do nothing here."""
+    idle = [key for key in config if key.lower().replace("_", "-") in _IDLE]
+    if idle:
+        log(
+            WARNING,
+            "train_config has %s, which no client of Safe-DSHB reads: a step is one "
+            "batch of the client's plan, and its rate is server_learning_rate",
+            ", ".join(idle),
+        )
 
 
 def log_settings(strategy: SafeDSHB) -> None:

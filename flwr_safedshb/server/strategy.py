@@ -32,10 +32,10 @@ from flwr_safedshb.aggregation.rule import Rule
 from flwr_safedshb.flower.compat import refilled
 from flwr_safedshb.server.checkpoint import Progress, save
 from flwr_safedshb.server.participation import Cohort, Participation
-from flwr_safedshb.server.round import Round, conclude
+from flwr_safedshb.server.round import Round, conclude, refuse_total_failure
 from flwr_safedshb.server.run import ResumableStrategy
 from flwr_safedshb.server.schedules import Schedule, rates_at
-from flwr_safedshb.server.settings import log_settings
+from flwr_safedshb.server.settings import log_settings, warn_of_idle_settings
 
 Output = Literal["last", "uniform"]
 
@@ -81,6 +81,10 @@ class SafeDSHB(ResumableStrategy):
     authenticated_nodes : bool
         Say that the SuperLink admits registered SuperNodes only, which a strategy
         cannot see: where anybody may join, f means nothing.
+    foreign_clients : bool
+        Take replies without the mark of a `SafeDSHBClient`, from clients of your own
+        that send momentums. Otherwise a run ends where more nodes leave it out than can
+        be adversaries: trained weights, say, are no momentums.
     seed : int, optional
         Of the server's random choices; by default from the operating system.
     checkpoint : str or Path, optional
@@ -115,6 +119,7 @@ class SafeDSHB(ResumableStrategy):
         give_up_after: float = 3600.0,
         participation_confidence: float = 0.999,
         authenticated_nodes: bool = False,
+        foreign_clients: bool = False,
         seed: int | None = None,
         checkpoint: str | Path | None = None,
         checkpoint_every: int = 1,
@@ -158,6 +163,7 @@ class SafeDSHB(ResumableStrategy):
         self.output = output
         self.noise_std = noise_std
         self.authenticated_nodes = authenticated_nodes
+        self.foreign_clients = foreign_clients
         self.give_up_after = give_up_after
         self._last_cohort = time.monotonic()
         self.seed = secrets.randbits(63) if seed is None else seed
@@ -193,6 +199,8 @@ class SafeDSHB(ResumableStrategy):
             grid, lambda: self._rng(_NODES, step), first=step == self._offset
         )
         log(INFO, "configure_train: %s", cohort)
+        if step == self._offset:
+            warn_of_idle_settings(config)
         self._wait_for_leavers(cohort)
         # Without `start` nobody has said how many steps there will be.
         while len(self._rates) <= step:
@@ -229,6 +237,7 @@ class SafeDSHB(ResumableStrategy):
             rate,
             momentum,
             self._noise_in_momentum(step),
+            self.foreign_clients,
         )
         return messages
 
@@ -253,6 +262,8 @@ class SafeDSHB(ResumableStrategy):
                 "aggregate_train needs configure_train to come before it"
             )
         outcome = conclude(self._round, self.aggregation, replies)
+        if progress.step == self._offset:
+            refuse_total_failure(outcome.metrics, self._round.num_malicious)
         metrics = refilled(MetricRecord(), outcome.metrics)
         progress.step += 1
         if outcome.arrays is not None:

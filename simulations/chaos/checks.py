@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 
 from flwr_safedshb.client.node import LEDGER_NAME
+from flwr_safedshb.exchange.arrays import MARK
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from simulations.chaos.problem import (
     DELTA,
@@ -110,7 +111,7 @@ def _odd(reply: Received, expected: np.ndarray) -> list[str]:
     told = reply.metrics.get("metrics")
     if not isinstance(told, dict) or told != {
         "num-examples": EXAMPLES,
-        "nonce": told.get("nonce"),
+        MARK: told.get(MARK),
     }:
         problems.append(f"reports {reply.metrics}")
     if list(reply.arrays) != ["arrays/weight"]:

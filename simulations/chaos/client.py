@@ -23,6 +23,7 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 
+from flwr_safedshb.exchange.arrays import MARK
 from flwr_safedshb.flower.compat import redirect
 from simulations.chaos.problem import DIMENSION, EXAMPLES, HOSTILE
 from simulations.chaos.trace import note
@@ -95,5 +96,5 @@ def _replayed(message: Message, context: Context) -> Message:
 
 
 def _content(arrays: ArrayRecord) -> RecordDict:
-    metrics = MetricRecord({"num-examples": EXAMPLES})
+    metrics = MetricRecord({"num-examples": EXAMPLES, MARK: 1})
     return RecordDict({"arrays": arrays, "metrics": metrics})

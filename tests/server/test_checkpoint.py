@@ -176,6 +176,7 @@ OTHERS: dict[str, object] = {
     "server_learning_rate": lambda step: 1.0 if step == 3 else 1.0 / (1 + step),
     "momentum": 0.6,
     "output": "uniform",
+    "foreign_clients": True,
     "fraction_train": 0.9,
     "fraction_evaluate": 0.5,
     "min_train_nodes": 4,

@@ -177,6 +177,7 @@ def test_thousands_of_random_replies(caplog: pytest.LogCaptureFixture) -> None:
         "excluded-wrong-dtype",
         "excluded-wrong-shape",
         "excluded-not-finite",
+        "excluded-unmarked",
     }
     assert any(metrics["replies"] == N for metrics in found)
     assert any(metrics["skipped"] for metrics in found)

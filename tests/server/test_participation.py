@@ -125,7 +125,10 @@ def test_the_words_of_a_node_are_one_short_line(
         text = "\x1b[2J\r\nRound 9: all is well" + "x" * 10**6
         return Message(Error(2, text), reply_to=message)
 
-    with caplog.at_level(logging.INFO, "flwr"):
+    with (
+        caplog.at_level(logging.INFO, "flwr"),
+        pytest.raises(RuntimeError, match="nothing was trained"),
+    ):
         SafeDSHB(SMEA(), 0).start(InProcessGrid(app, 1), model(), 1)
     (said,) = [
         r.getMessage() for r in caplog.records if "is excluded" in r.getMessage()

@@ -17,6 +17,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord
 
 from flwr_safedshb.aggregation import Average
 from flwr_safedshb.client.node import LEDGER_NAME
+from flwr_safedshb.exchange.arrays import MARK
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from flwr_safedshb.server.checkpoint import Progress, save
 from flwr_safedshb.server.strategy import SafeDSHB
@@ -57,7 +58,7 @@ def reply(node: int, step: int, **changes: object) -> dict[str, object]:
         "to": f"{node}-{step}",
         "error": None,
         "records": ["arrays", "metrics"],
-        "metrics": {"metrics": {"num-examples": EXAMPLES, "nonce": 7}},
+        "metrics": {"metrics": {"num-examples": EXAMPLES, MARK: 7}},
         "arrays": {"arrays/weight": vector.tolist()},
         **changes,
     }
