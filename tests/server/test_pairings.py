@@ -29,7 +29,7 @@ def initial() -> ArrayRecord:
 
 def ordinary(message: Message, context: Context) -> Message:
     """Answer as a client of FedAvg: with weights, as if they were trained."""
-    arrays = message.content["arrays"].to_numpy_ndarrays()
+    arrays = message.content.array_records["arrays"].to_numpy_ndarrays()
     trained = ArrayRecord([array + np.float32(1.0) for array in arrays])
     metrics = MetricRecord({"num-examples": 20})
     return Message(Records({"arrays": trained, "metrics": metrics}), reply_to=message)

@@ -14,9 +14,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict, Us
 from torch import nn
 from torch.utils.data import Dataset
 
-from flwr_safedshb.client.client import PrivateClientApp, SafeDSHBClient
+from flwr_safedshb.client.client import PrivateClientApp, SafeDSHBClient, marked
 from flwr_safedshb.client.node import LEDGER_NAME, RefusedError
-from flwr_safedshb.exchange.arrays import MARK
 from flwr_safedshb.flower.compat import identify
 from flwr_safedshb.privacy.ledger import database
 from flwr_safedshb.privacy.ledger.ledger import Ledger
@@ -119,7 +118,7 @@ def described(arrays: Sequence[object], metrics: Mapping[str, object]) -> str:
         assert isinstance(array, np.ndarray)
         finite = "finite" if np.isfinite(array).all() else "NOT FINITE"
         words.append(f"{array.dtype}{array.shape} {finite}")
-    said = {name: value for name, value in metrics.items() if name != MARK}
+    said = {name: value for name, value in metrics.items() if name not in marked()}
     return f"answered: {', '.join(words)}; {said}"
 
 
