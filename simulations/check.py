@@ -81,6 +81,11 @@ def _check_engine(cfg: DictConfig, num_examples: int) -> None:
             f"engine={engine.name} in its place"
         )
     if engine.name != "deployment":
+        if not engine.seeded_noise:
+            raise SettingsError(
+                "engine.seeded_noise=false: simulated nodes keep no privacy budget and "
+                "refuse noise that needs one; leave it out, or use engine=deployment"
+            )
         return
     if engine.seeded_noise:
         raise SettingsError(

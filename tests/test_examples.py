@@ -51,4 +51,4 @@ def test_the_notebook_runs_and_draws() -> None:
     pictures = [out for out in outputs if "image/png" in out.get("data", {})]
     assert len(pictures) == 7
     printed = "".join(out.text for out in outputs if out.output_type == "stream")
-    assert "epsilon = 3.849 at delta = 1e-05 after 100 steps" in printed
+    assert "epsilon = 3.8491 at delta = 1e-05 after 100 steps" in printed

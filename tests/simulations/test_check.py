@@ -85,6 +85,7 @@ BAD = {
     "+engine.foo=1": "engine.foo: there is no such setting",
     "engine=ray engine.client_cpus=0": "engine.client_cpus=0",
     "engine=deployment engine.seeded_noise=true": "engine.seeded_noise=true",
+    "engine.seeded_noise=false": "engine.seeded_noise=false: .* engine=deployment",
     "engine=deployment engine.max_epsilon=0.01": "epsilon=.* engine.max_epsilon=0.01",
     "engine=deployment engine.max_epsilon=null": "engine.max_epsilon=null",
     "engine=deployment engine.node_timeout=-1": "engine.node_timeout=-1",
@@ -175,7 +176,7 @@ def test_the_command_says_one_line_and_makes_nothing(tmp_path: Path) -> None:
         check=False,
     )
     assert ran.returncode == 2
-    assert "there is no such option; choose average" in said(ran.stderr)
+    assert "there is no such option; choose arc, average" in said(ran.stderr)
     assert not ran.stdout
     assert not list(tmp_path.iterdir())
 

@@ -76,7 +76,7 @@ def test_privacy_is_that_of_the_plan_and_the_data(attacked: RunRecord) -> None:
 def test_seeded_noise_is_said_to_protect_nobody(attacked: RunRecord) -> None:
     assert attacked["privacy"]["seeded_noise"] is True
     assert "protects nobody" in attacked["privacy"]["note"]
-    found = recorded("engine.seeded_noise=false")
+    found = record.record([*SMALL, "engine=deployment"], run(SMALL), 1.5)
     assert found["privacy"]["seeded_noise"] is False
     assert "operating system" in found["privacy"]["note"]
     assert "nobody" not in found["privacy"]["note"]
