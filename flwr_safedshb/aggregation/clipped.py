@@ -23,6 +23,7 @@ from flwr_safedshb.aggregation.rule import (
     Rule,
     Weighing,
     check_gram,
+    check_positive,
     check_vectors,
     finite_gram,
 )
@@ -45,7 +46,7 @@ class StaticClipping(Rule):
     bound: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_positive("bound", self.bound)
+        check_positive("bound", self.bound)
 
     def aggregate(self, clients: Clients, f: int) -> tuple[list[Floats], None]:
         """Shorten and aggregate."""
@@ -151,7 +152,7 @@ class CentredClipping(GramRule):
     iterations: int = 10
 
     def __post_init__(self) -> None:
-        _check_positive("radius", self.radius)
+        check_positive("radius", self.radius)
         if self.iterations < 1:
             raise ValueError(f"iterations={self.iterations} must be at least 1")
 
@@ -182,8 +183,3 @@ def _clipped(clients: Clients, bound: Callable[[FloatArray], float]) -> Clients:
         else [(layer * (limit / norm)).astype(layer.dtype) for layer in client]
         for client, norm in zip(clients, norms, strict=True)
     ]
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not 0.0 < value < np.inf:
-        raise ValueError(f"{name}={value} must be finite and above 0")

@@ -221,6 +221,12 @@ def check_gram(gram: FloatArray, f: int) -> FloatArray:
     return finite_gram(gram)
 
 
+def check_positive(name: str, value: float) -> None:
+    """Refuse what is not finite and above 0."""
+    if not 0.0 < value < np.inf:
+        raise ValueError(f"{name}={value} must be finite and above 0")
+
+
 def subset_weights(n: int, subset: Sequence[int] | NDArray[np.intp]) -> FloatArray:
     """Return the weights, (n,), of the plain mean of a subset."""
     weights = np.zeros(n)

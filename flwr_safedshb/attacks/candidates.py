@@ -6,7 +6,7 @@ products only then answers for thousands of candidates from one Gram matrix, tha
 basis: no vector is formed, let alone aggregated.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -77,6 +77,25 @@ def worst(honest: FloatArray, harm: FloatArray) -> int:
         norm = np.sqrt(np.square(honest).sum(axis=1).max())
         largest -= RESOLUTION * abs(largest) + ROUND_OFF * norm
     return int(np.argmax(harm >= largest))
+
+
+def check_grid(name: str, values: Sequence[float], least: int) -> None:
+    """Refuse what is no increasing grid of at least so many finite numbers."""
+    grid = np.asarray(values, dtype=np.float64)
+    if grid.ndim != 1 or len(grid) < least or not np.isfinite(grid).all():
+        count = {1: "one", 2: "two"}[least]
+        raise ValueError(f"{name}={values} must be {count} or more finite numbers")
+    if (np.diff(grid) <= 0.0).any():
+        raise ValueError(f"{name}={values} must increase; sort it, each value once")
+
+
+def check_finite(honest: FloatArray) -> None:
+    """Refuse honest vectors against which no harm can be weighed."""
+    if not np.isfinite(honest).all():
+        raise ValueError(
+            "honest holds NaN or infinity, against which no harm can be weighed; "
+            "leave those clients out"
+        )
 
 
 def has_weights(aggregate: Aggregate) -> TypeGuard[GramRule]:

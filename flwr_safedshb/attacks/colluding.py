@@ -20,7 +20,13 @@ from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation.gram import FloatArray
 from flwr_safedshb.attacks.base import Aggregate, Attack
-from flwr_safedshb.attacks.candidates import Candidates, harms, worst
+from flwr_safedshb.attacks.candidates import (
+    Candidates,
+    check_finite,
+    check_grid,
+    harms,
+    worst,
+)
 
 # How far the colluders go, in units of the honest vectors' root mean squared distance
 # from their mean: five values a decade, and 0, which copies the client alone.
@@ -74,11 +80,7 @@ class ColludingAttack(Attack):
     places: int = 8
 
     def __post_init__(self) -> None:
-        grid = np.asarray(self.scales, dtype=np.float64)
-        if grid.ndim != 1 or len(grid) < 2 or not np.isfinite(grid).all():
-            raise ValueError(f"scales={self.scales} must be two or more finite numbers")
-        if (np.diff(grid) <= 0.0).any():
-            raise ValueError(f"scales={self.scales} must increase; sort it")
+        check_grid("scales", self.scales, least=2)
         if self.places < 1:
             raise ValueError(f"places={self.places} must be at least 1")
 
@@ -98,11 +100,7 @@ class ColludingAttack(Attack):
         aggregate: Aggregate,
     ) -> FloatArray:
         """Return the worst vectors found, (f, d)."""
-        if not np.isfinite(honest).all():
-            raise ValueError(
-                "honest holds NaN or infinity, from which no ray can start; leave "
-                "those clients out"
-            )
+        check_finite(honest)
         rays, along = self.rays(honest, f), self.along(honest)
         count = len(rays.starts)
         grid = np.broadcast_to(self.scales, (count, len(self.scales)))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flwr_safedshb.aggregation.gram import FloatArray
+from flwr_safedshb.aggregation.rule import check_positive
 from flwr_safedshb.attacks.base import Aggregate, Attack
 
 
@@ -52,7 +53,7 @@ class Gaussian(Attack):
     std: float = 200.0
 
     def __post_init__(self) -> None:
-        _check_positive("std", self.std)
+        check_positive("std", self.std)
 
     def vectors(
         self,
@@ -100,7 +101,7 @@ class HugeNorm(Attack):
     norm: float = 1e30
 
     def __post_init__(self) -> None:
-        _check_positive("norm", self.norm)
+        check_positive("norm", self.norm)
 
     def vectors(
         self,
@@ -131,7 +132,7 @@ class FarCluster(Attack):
     radius: float = 1e-3
 
     def __post_init__(self) -> None:
-        _check_positive("distance", self.distance)
+        check_positive("distance", self.distance)
         if not 0.0 <= self.radius < np.inf:
             raise ValueError(f"radius={self.radius} must be finite and at least 0")
 
@@ -154,8 +155,3 @@ def _directions(count: int, d: int, rng: np.random.Generator) -> FloatArray:
     normal = rng.normal(size=(count, d))
     directions: FloatArray = normal / np.linalg.norm(normal, axis=1, keepdims=True)
     return directions
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not 0.0 < value < np.inf:
-        raise ValueError(f"{name}={value} must be finite and above 0")

@@ -36,13 +36,7 @@ class SearchedAttack(Attack):
     taus: Sequence[float] = TAUS
 
     def __post_init__(self) -> None:
-        grid = np.asarray(self.taus, dtype=np.float64)
-        if grid.ndim != 1 or not len(grid) or not np.isfinite(grid).all():
-            raise ValueError(f"taus={self.taus} must be one or more finite numbers")
-        if (np.diff(grid) <= 0.0).any():
-            raise ValueError(
-                f"taus={self.taus} must increase; sort it, each value once"
-            )
+        candidates.check_grid("taus", self.taus, least=1)
 
     @abstractmethod
     def direction(self, honest: FloatArray) -> FloatArray:
@@ -56,11 +50,7 @@ class SearchedAttack(Attack):
         aggregate: Aggregate,
     ) -> FloatArray:
         """Return the one vector, (d,), that all adversaries send."""
-        if not np.isfinite(honest).all():
-            raise ValueError(
-                "honest holds NaN or infinity, against which no tau can be weighed; "
-                "leave those clients out"
-            )
+        candidates.check_finite(honest)
         direction = self.direction(honest)
         tau = most_harmful_tau(honest, direction, f, aggregate, self.taus)
         sent: FloatArray = honest.mean(axis=0) + tau * direction

@@ -10,19 +10,23 @@ was resident with model and data.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from simulations.benchmarks import deployed, outcome
+from simulations.benchmarks.measure import figures_alone
 from simulations.benchmarks.outcome import Check, Outcome, Table, at_least, at_most
-from simulations.benchmarks.steps import OPACUS, OURS, PLAIN, SECURE, TASKS, Memory, ask
+from simulations.benchmarks.steps import OPACUS, OURS, PLAIN, SECURE, TASKS, Memory
 
 # Steps of SGD that one private step may cost.
 BOUNDS = {"logistic": 2.5, "CNN": 2.2, "MLP": 5.0}
 SECONDS = {"logistic": 8.0, "CNN": 12.0, "MLP": 15.0}
 LARGE = "MLP"
 STEPS = (PLAIN, OURS, SECURE, *OPACUS)
+
+ask = partial(figures_alone, "simulations.benchmarks.steps")
 
 Times = Mapping[str, Mapping[str, float]]
 

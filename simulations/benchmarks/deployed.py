@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TypedDict
@@ -27,7 +27,7 @@ from flwr.app import Context, RecordDict
 from flwr_safedshb.client.client import SafeDSHBClient
 from flwr_safedshb.client.momentum import Kept, MomentumFiles
 from flwr_safedshb.client.step import Step, gradients
-from simulations.benchmarks.measure import in_turns, reset_peak, resident
+from simulations.benchmarks.measure import figures_alone, in_turns, reset_peak, resident
 from simulations.benchmarks.outcome import Check, Table, at_most
 from simulations.benchmarks.steps import Task
 from simulations.models import MLP
@@ -119,23 +119,11 @@ def write_for_ever(size: int, folder: Path) -> None:
             print("kept", flush=True)
 
 
-def ask(*words: str) -> dict[str, float]:
-    """Run this module in a new process with one thread and return its figures."""
-    done = subprocess.run(
-        [sys.executable, "-m", "simulations.benchmarks.deployed", *words],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-    )
-    figures: dict[str, float] = json.loads(done.stdout)
-    return figures
-
-
 def measure(quick: bool) -> dict[str, dict[str, float]]:
     """Return the figures of every model, and of a momentum that outlives a kill."""
     models = {"MLP": MODELS["MLP"]} if quick else MODELS
     enough = "1.0" if quick else "15.0"
+    ask = partial(figures_alone, "simulations.benchmarks.deployed")
     figures = {name: ask("step", str(h), enough) for name, h in models.items()}
     return figures | {"kept": ask("kept", str(10**6 if quick else SIZE))}
 

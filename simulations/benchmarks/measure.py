@@ -7,6 +7,10 @@ calls look longer than short ones.
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -70,3 +74,16 @@ def resident(key: str) -> int:
 def reset_peak() -> None:
     """Let the peak of the resident set start again from what is resident now."""
     Path("/proc/self/clear_refs").write_text("5")
+
+
+def figures_alone(module: str, *words: str) -> dict[str, float]:
+    """Run a module in a new process with one thread and return its figures."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *words],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
+    figures: dict[str, float] = json.loads(done.stdout)
+    return figures

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -169,19 +167,6 @@ def memory(name: str, step_name: str) -> Memory:
         step()
     size = sum(p.numel() for p in task.make().parameters())
     return Memory(peak=(resident("VmHWM") - before) / 1024, model=4 * size / 2**20)
-
-
-def ask(*words: str) -> dict[str, float]:
-    """Run this module in a new process with one thread and return its figures."""
-    done = subprocess.run(
-        [sys.executable, "-m", "simulations.benchmarks.steps", *words],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-    )
-    figures: dict[str, float] = json.loads(done.stdout)
-    return figures
 
 
 if __name__ == "__main__":
