@@ -47,6 +47,9 @@ class Cost(TypedDict):
     model: float
 
 
+ask = partial(figures_alone, "simulations.benchmarks.deployed")
+
+
 def task(hidden: int) -> Task:
     """Return a model with two hidden layers and its examples."""
     loss = torch.nn.CrossEntropyLoss()
@@ -123,7 +126,6 @@ def measure(quick: bool) -> dict[str, dict[str, float]]:
     """Return the figures of every model, and of a momentum that outlives a kill."""
     models = {"MLP": MODELS["MLP"]} if quick else MODELS
     enough = "1.0" if quick else "15.0"
-    ask = partial(figures_alone, "simulations.benchmarks.deployed")
     figures = {name: ask("step", str(h), enough) for name, h in models.items()}
     return figures | {"kept": ask("kept", str(10**6 if quick else SIZE))}
 
