@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
-from flwr_safedshb.privacy.samplers import sample
 
 PLAN = PrivacyPlan(1.0, 0.2, 5, 20)
 BETA, SEED, ROUNDS = 0.5, 5, 4
@@ -25,7 +24,7 @@ def momentum(partition: int, steps: Iterable[int]) -> NDArray[np.float64]:
     total = np.zeros(3)
     for step in steps:
         randomness = SeededRandomness(SEED).for_step(partition, step)
-        batch = sample(PLAN, randomness)
+        batch = PLAN.sampler.draw(PLAN, randomness)
         mean = data(partition)[torch.from_numpy(batch)].numpy().sum(axis=0)
         noisy = mean / PLAN.batch_size + randomness.gaussian(3, PLAN.noise_std)
         total = BETA * total + (1 - BETA) * noisy

@@ -8,8 +8,10 @@ says everything that decides its epsilon, so nothing else in the project states 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from numbers import Integral, Real
 from typing import Literal, get_args
 
@@ -20,6 +22,9 @@ from flwr_safedshb.privacy.samplers import Sampler, sampler
 # The word of a sampler; `known_samplers` has them all.
 Sampling = str
 Clipping = Literal["per-example", "ghost"]
+# The part that is all examples; and what parts are called.
+ALL = "all"
+_PART = re.compile(rf"{ALL}|(trained|held-out):[0-9a-f]{{16}}")
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,10 @@ class PrivacyPlan:
         The unit of privacy that epsilon is stated for.
     clipping : {"per-example", "ghost"}
         How the same clipped sum is computed; epsilon does not depend on it.
+    part : str
+        Which of the node's examples it is for: all, or one of the two parts of a split
+        of them, ``trained:<digest>`` and ``held-out:<digest>``. No example is in both,
+        so that each pays for one of them alone. Clients set it, and no app.
     """
 
     clip_norm: float
@@ -86,6 +95,7 @@ class PrivacyPlan:
     sampling: Sampling = "fixed"
     adjacency: Adjacency = "replace-one"
     clipping: Clipping = "per-example"
+    part: str = ALL
 
     def __post_init__(self) -> None:
         self._set("clip_norm", limits.CLIP_NORM.checked("clip_norm", self.clip_norm))
@@ -110,22 +120,24 @@ class PrivacyPlan:
                     f"{name}={getattr(self, name)!r} is unknown; use one of "
                     + ", ".join(map(repr, words))
                 )
+        if not isinstance(self.part, str) or not _PART.fullmatch(self.part):
+            raise ValueError(f"part={self.part!r:.60} must be {ALL!r}, or of a split")
         self.sampler.check(self)
 
     def _set(self, name: str, value: float) -> None:
         object.__setattr__(self, name, value)
 
-    @property
+    @cached_property
     def noise_std(self) -> float:
         """sigma_DP = 2 C s / b, the deviation added to every coordinate of the mean."""
         return 2.0 * self.clip_norm * self.noise_multiplier / self.batch_size
 
-    @property
+    @cached_property
     def sampler(self) -> Sampler:
         """How batches are drawn, and what a step of them gives away."""
         return sampler(self.sampling)
 
-    @property
+    @cached_property
     def sampling_rate(self) -> float:
         """Q = b / m, the probability that a given example is in a batch."""
         return self.batch_size / self.num_examples
@@ -155,8 +167,12 @@ class PrivacyPlan:
         sampling: Sampling = "fixed",
         adjacency: Adjacency = "replace-one",
         clipping: Clipping = "per-example",
+        beside: Sequence[tuple[PrivacyPlan, int]] = (),
     ) -> PrivacyPlan:
         """Make the plan with the least noise that keeps ``steps`` within the target.
+
+        What else a node releases of the same examples, such as evaluations, is given as
+        plans and numbers ``beside`` it: all of it together keeps within the target.
 
         Returns
         -------
@@ -174,17 +190,20 @@ class PrivacyPlan:
             adjacency=adjacency,
             clipping=clipping,
         )
-        return calibration.calibrate(shape, target_epsilon, delta, steps)
+        return calibration.calibrate(shape, target_epsilon, delta, steps, tuple(beside))
 
     def to_dict(self) -> dict[str, float | int | str]:
-        """Return the fields, as plain numbers and words."""
-        return asdict(self)
+        """Return the fields, as plain numbers and words; of all examples no part."""
+        values = asdict(self)
+        if self.part == ALL:
+            del values["part"]
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> PrivacyPlan:
         """Rebuild a plan from :meth:`to_dict`; every field must be there, no other."""
-        expected = {field.name for field in fields(cls)}
-        if set(values) != expected:
+        expected = {field.name for field in fields(cls)} - {"part"}
+        if set(values) - {"part"} != expected:
             raise ValueError(
                 f"a plan has the fields {sorted(expected)}, got {sorted(values)}"
             )

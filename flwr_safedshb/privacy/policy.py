@@ -98,7 +98,8 @@ class NodePolicy:
             raise ValueError(
                 f"the node's configuration has the unknown key {unknown[0]!r}; "
                 + (f"did you mean {near[0]!r}? " if near else "")
-                + f"Known are {', '.join(known)}"
+                + "A key of the app's own is named in node_keys of its SafeDSHBClient; "
+                + f"known are {', '.join(known)}"
             )
         given = {rules[key]: value for key, value in config.items() if key in rules}
         return cls(**given)  # type: ignore[arg-type]  # checked by __post_init__

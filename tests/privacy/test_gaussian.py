@@ -28,7 +28,6 @@ from flwr_safedshb.privacy.randomness.noise import (
     SecureRandomness,
     SeededRandomness,
 )
-from flwr_safedshb.privacy.samplers import sample
 
 # Threads cost more than they bring on matrices of this size.
 torch.set_num_threads(1)
@@ -107,7 +106,7 @@ def test_is_the_literal_mean_plus_the_noise_of_the_source(
     for seed in range(5):
         p = plan(sampling=sampling, clipping=clipping)
         source = SeededRandomness(seed)
-        batch = sample(p, source)
+        batch = p.sampler.draw(p, source)
         noise = source.gaussian(sum(w.numel() for w in net.parameters()), p.noise_std)
         expected = literal(net, inputs[batch], targets[batch], p) + noise
         released = private_gradient(
@@ -145,7 +144,7 @@ def test_noise_has_the_deviation_of_the_plan(case: str) -> None:
         2.0, 1.5, 1, 200, sampling="fixed" if case == "zero gradients" else "poisson"
     )
     seed = 0
-    while case == "empty batches" and len(sample(p, SeededRandomness(seed))):
+    while case == "empty batches" and len(p.sampler.draw(p, SeededRandomness(seed))):
         seed += 1
     released = private_gradient(
         (wide, nn.MSELoss()), (inputs, targets), p, SeededRandomness(seed)
@@ -189,7 +188,7 @@ def test_divisor_is_the_plans_batch_size_whatever_was_drawn() -> None:
     p = PrivacyPlan(1.0, 0.0, 4, 8, sampling="poisson")
     seen = set()
     for seed in range(40):
-        size = len(sample(p, SeededRandomness(seed)))
+        size = len(p.sampler.draw(p, SeededRandomness(seed)))
         released = private_gradient(
             (net, loss), (inputs, targets), p, SeededRandomness(seed)
         )
@@ -217,7 +216,7 @@ def test_all_kinds_of_datasets_give_the_same_bytes(sampling: Sampling) -> None:
     inputs, targets = data()
     kinds: list[Data] = [
         (inputs, targets),
-        TensorDataset(inputs, targets),  # type: ignore[list-item]  # of tuples
+        TensorDataset(inputs, targets),
         Items(inputs, targets),
     ]
     p = plan(sampling=sampling, batch_size=1, noise_multiplier=0.1)

@@ -14,7 +14,7 @@ from flwr_safedshb.privacy.accounting.limits import (
     checked_delta,
     checked_steps,
 )
-from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement
+from flwr_safedshb.privacy.plan import ALL, PrivacyPlan, PrivacyStatement
 
 Charges = Sequence[tuple[PrivacyPlan, int]]
 Bound = Callable[[pld.Steps, float], float]
@@ -70,6 +70,31 @@ def statement(charges: Charges, delta: float) -> PrivacyStatement:
 
 
 def _worst(bound: Bound, charges: Charges, delta: float) -> float:
+    """Return the largest bound, over the parts that an example may be in."""
+    return max(_worst_of(bound, part, delta) for part in _parts(charges))
+
+
+def _parts(charges: Charges) -> list[Charges]:
+    """Return what the examples of each part pay for.
+
+    The parts of a split have no example in common, and which one an example is in does
+    not depend on its value. So if the example is replaced, what is released of the
+    other part follows the same distribution, given what came before: each example pays
+    for the charges of its own part, and for those of all examples. Where a node has
+    split its data in two ways, an example may be in any part of each, and pays for all.
+    """
+    split = {plan.part for plan, steps in charges if steps} - {ALL}
+    digests = {part.partition(":")[2] for part in split}
+    if len(digests) != 1:
+        split = {ALL}
+    whole = [(replace(plan, part=ALL), plan.part, n) for plan, n in charges]
+    return [
+        [(p, n) for p, own, n in whole if split == {ALL} or own in (ALL, part)]
+        for part in sorted(split)
+    ]
+
+
+def _worst_of(bound: Bound, charges: Charges, delta: float) -> float:
     """Return the larger of the bounds for what may happen to an example."""
     delta = checked_delta(delta)
     merged = _merged(charges)

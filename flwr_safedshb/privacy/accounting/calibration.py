@@ -24,7 +24,11 @@ _RESOLUTION = 1e-6
 
 @lru_cache(maxsize=64)
 def calibrate(
-    shape: PrivacyPlan, target_epsilon: float, delta: float, steps: int
+    shape: PrivacyPlan,
+    target_epsilon: float,
+    delta: float,
+    steps: int,
+    beside: tuple[tuple[PrivacyPlan, int], ...] = (),
 ) -> PrivacyPlan:
     """Give ``shape`` the least noise multiplier that keeps ``steps`` within the target.
 
@@ -42,8 +46,14 @@ def calibrate(
 
     def cost(noise_multiplier: float) -> float:
         plan = replace(shape, noise_multiplier=noise_multiplier)
-        return epsilon([(plan, steps)], delta)
+        return epsilon([(plan, steps), *beside], delta)
 
+    alone = epsilon(beside, delta)
+    if not alone < target_epsilon:
+        raise ValueError(
+            f"target_epsilon={target_epsilon} is spent by what is released beside the "
+            f"steps, epsilon={alone:.4g}; give that more noise, or raise the target"
+        )
     # What the many small losses of much noise add up to; rare large ones cost more.
     spread = shape.sampling_rate * math.sqrt(2 * steps * math.log(1 / delta))
     start = min(max(spread / target_epsilon, 0.5), NOISE_MULTIPLIER.greatest)

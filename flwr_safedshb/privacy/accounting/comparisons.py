@@ -16,6 +16,7 @@ from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement
 from flwr_safedshb.privacy.samplers import known_samplers
 from flwr_safedshb.privacy.samplers.fixed import Fixed
 from flwr_safedshb.privacy.samplers.poisson import Poisson
+from flwr_safedshb.privacy.samplers.whole import Whole
 
 
 def paper_theorem(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStatement:
@@ -88,6 +89,7 @@ def figures(plan: PrivacyPlan, steps: int, delta: float) -> list[PrivacyStatemen
     variants = [
         replace(plan, sampling=sampler.word, adjacency=adjacency)
         for sampler in known_samplers().values()
+        if sampler.word != Whole.word or plan.sampling_rate == 1
         for adjacency in sampler.adjacencies
     ]
     fixed = replace(plan, sampling=Fixed.word, adjacency=Fixed.adjacencies[0])

@@ -77,7 +77,8 @@ def composed_epsilon(steps: Steps, delta: float) -> float:
     try:
         with np.errstate(all="ignore"):
             exact = _exact(total, quick)
-    except ArithmeticError:  # losses beyond the precision of floats
+    except (ArithmeticError, ValueError, MemoryError):
+        # Losses beyond the precision of floats, or grids beyond all memory.
         return quick
     return exact if exact <= quick else quick
 

@@ -99,16 +99,16 @@ def _coarsened(part: Tilted, spacing: float, tilt: float) -> Tilted:
     ratio = round(spacing / part.spacing)
     if ratio == 1:
         return part
-    padded = np.zeros(len(part.masses) + 2 * ratio)
-    begin = int(part.points[0]) % ratio
-    padded[begin : begin + len(part.masses)] = part.masses
-    start = int(part.points[0]) // ratio
-    rows = padded[: len(padded) // ratio * ratio].reshape(-1, ratio)
-    beyond = np.arange(ratio) * part.spacing
+    below, offsets = np.divmod(part.points, ratio)
+    start, cells = int(below[0]), int(below[-1] - below[0]) + 2
+    below -= start
+    beyond = offsets * part.spacing
     share = np.expm1(-beyond) / math.expm1(-spacing)
     up = share * np.exp(tilt * (spacing - beyond))
     down = (1 - share) * np.exp(-tilt * beyond)
-    masses = np.append(rows @ down, 0.0) + np.append(0.0, rows @ up)
-    error = part.error * float(up.sum() + down.sum())
-    points = start + np.arange(len(masses))
-    return Tilted(spacing, points, masses, error, part.missing)
+
+    ways = ((below, down), (below + 1, up))
+    masses = np.add(*(np.bincount(to, way * part.masses, cells) for to, way in ways))
+    most = sum(float(np.bincount(to, way, cells).max()) for to, way in ways)
+    points = start + np.arange(cells)
+    return Tilted(spacing, points, masses, part.error * most, part.missing)

@@ -8,6 +8,9 @@ from fractions import Fraction
 
 import torch
 
+# Values that are compared at a time.
+_PART = 2**16
+
 
 def ratio(tensors: Sequence[torch.Tensor], bound: float) -> float:
     """Return the norm of all tensors together in units of `bound`.
@@ -21,14 +24,19 @@ def ratio(tensors: Sequence[torch.Tensor], bound: float) -> float:
 
 def gaps(one: torch.Tensor, other: torch.Tensor, bound: float) -> list[float]:
     """Return `gap` of every row of two tensors of shape (rows, d)."""
-    difference = one.double() - other.double()
-    largest = difference.abs().amax(dim=1, keepdim=True)
-    # Scaled, lest squares overflow or vanish.
-    norms = torch.linalg.vector_norm(difference / largest, dim=1) * largest[:, 0]
-    quick: list[float] = (norms / bound).tolist()
+    # In parts that stay in the cache: a model may have millions of weights.
+    parts = zip(torch.split(one, _PART, 1), torch.split(other, _PART, 1), strict=True)
+    norms = torch.stack(
+        [
+            torch.linalg.vector_norm(mine.double() - yours.double(), dim=1)
+            for mine, yours in parts
+        ]
+    )
+    quick: list[float] = (torch.linalg.vector_norm(norms, dim=0) / bound).tolist()
     for row, found in enumerate(quick):
-        # Not a number is what a row of zeros gives, or one that is not finite.
-        if not abs(found - 1.0) > _close(one.shape[1]):
+        # Squares may have overflown or vanished where this is infinite or tiny.
+        clear = 1e-100 < found < math.inf or torch.equal(one[row], other[row])
+        if not clear or abs(found - 1.0) <= _close(one.shape[1]):
             quick[row] = gap([one[row]], [other[row]], bound)
     return quick
 

@@ -20,7 +20,7 @@ from scipy.stats import binom, norm
 from flwr_safedshb.privacy.audit.subject import Batch, Subject
 from flwr_safedshb.privacy.audit.trial import Trial, entries, typed
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.gaussian import Draw, private_gradients
+from flwr_safedshb.privacy.gaussian import Draw, private_vector
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 
@@ -141,5 +141,5 @@ class _Target:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
             draw = Draw(self._batches[label], plan, source)
-            (vector,) = private_gradients(self._gradients, [draw])
+            vector = private_vector(self._gradients, draw)
         return vector.astype(np.float64)

@@ -65,6 +65,12 @@ Kept = list[tuple[float, int, Trial]]  # by a score, the least first
 MakeClipper = Callable[[nn.Module, Loss, float, Clipping], Clipper]
 
 
+class Narrow(ClippedGradients):
+    """Sums small models in float32, as large ones are summed."""
+
+    most_wide = 0
+
+
 @dataclass
 class Finding:
     """The worst that a search found.
@@ -135,7 +141,7 @@ def search(
     seed: int,
     *,
     dtype: torch.dtype = torch.float32,
-    make_clipper: MakeClipper = ClippedGradients,
+    make_clipper: MakeClipper | None = None,
     progress: Callable[[int], None] = lambda count: None,
 ) -> Finding:
     """Attack one model with at least so many candidates.
@@ -149,6 +155,7 @@ def search(
     dtype : torch.dtype
         Of the weights and of floating-point inputs.
     make_clipper : callable (model, loss, clip_norm, clipping) -> Clipper
+        By default `ClippedGradients`, for half of the candidates with narrow sums.
     progress : callable
         Told now and then how many more are done.
     """
@@ -158,7 +165,10 @@ def search(
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
         torch.manual_seed(seed)
         try:
-            benches = [_Bench(subject, clip, dtype, make_clipper) for clip in CLIPS]
+            kinds = (make_clipper,) if make_clipper else (ClippedGradients, Narrow)
+            benches = [
+                _Bench(subject, clip, dtype, kind) for kind in kinds for clip in CLIPS
+            ]
             _attack(subject, benches, finding, candidates, rng, progress)
         except UnsupportedModelError as refusal:
             finding.refusal = str(refusal).partition("\n")[0]

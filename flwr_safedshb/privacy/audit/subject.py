@@ -34,8 +34,6 @@ class Subject:
         The plan's word.
     driven : bool
         Whether an optimiser may drive candidates, which takes second derivatives.
-    share : float
-        Of the candidates that are asked for: less for a model that is large.
     together : int
         The most batches that are measured at once.
     """
@@ -47,7 +45,6 @@ class Subject:
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
     clipping: Clipping = "per-example"
     driven: bool = True
-    share: float = 1.0
     together: int = 72
 
 

@@ -9,25 +9,51 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from flwr_safedshb.privacy.clipping.batches import Batch, mapped, rows
-from flwr_safedshb.privacy.clipping.losses import PerExampleLoss, UnsupportedModelError
-from flwr_safedshb.privacy.clipping.passes import Alone, Pass, Together
+from flwr_safedshb.privacy.clipping.examples import (
+    Batch,
+    Loss,
+    PerExampleLoss,
+    UnsupportedModelError,
+    leaves,
+    mapped,
+    rows,
+    shape_in_words,
+)
+from flwr_safedshb.privacy.clipping.passes import Alone, Pass, Together, called
 from flwr_safedshb.privacy.clipping.sums import MAX_CLIP, clipped_sums
 
 # Made-up examples: enough to see that one does not depend on another.
 _COUNT = 3
 _SEED = 20
+# Characters of an error's text.
+_LONG = 100
 
 
-def check_model(model: nn.Module) -> None:
-    """Refuse a model with layers that mix examples, or with nothing to train.
+def check_model(
+    model: nn.Module,
+    loss: Loss | None = None,
+    like: tuple[Batch, Batch] | None = None,
+) -> None:
+    """Refuse a model that cannot be trained privately, before anything else is done.
+
+    Its layers are looked at. Where examples can be made up, the model is tried on them:
+    with `loss` and `like`, or as a model of Hugging Face says itself what it takes.
+
+    Parameters
+    ----------
+    model : nn.Module
+    loss : callable, optional
+        See `PerExampleLoss`.
+    like : (inputs, targets), optional
+        A batch, of which only shapes and types are looked at.
 
     Raises
     ------
@@ -61,6 +87,16 @@ def check_model(model: nn.Module) -> None:
             "the model cannot be trained privately: "
             + "; ".join(dict.fromkeys(problems))
         )
+    if like is None and isinstance(given := getattr(model, "dummy_inputs", None), dict):
+        like = given, torch.zeros(len(leaves(given)[0]))
+        loss = _first_output
+    if like is not None and loss is not None:
+        best_pass(model, PerExampleLoss(loss), like, trained[0].dtype)
+
+
+def _first_output(outputs: Batch, targets: torch.Tensor) -> torch.Tensor:
+    """Stand in for a loss that is not known yet."""
+    return leaves(outputs)[0].flatten(1).sum(1)
 
 
 def training_copy(model: nn.Module) -> nn.Module:
@@ -101,7 +137,7 @@ def best_pass(
         still = copy.deepcopy(trial).eval()
         examples, right = _tried(Alone(still, loss, dtype), like)
         _refuse_mixing(still, loss, *examples)
-        failure: Exception | None = None
+        failure: Exception = ArithmeticError("gradients are too large, or differ")
         for kind in (Together, Alone):
             try:
                 found = _each(kind(copy.deepcopy(still), loss, dtype), *examples)
@@ -113,7 +149,7 @@ def best_pass(
                     return best
             except Exception as error:
                 failure = error
-    raise _failed(failure)
+    raise _failed(failure, model, like)
 
 
 @contextmanager
@@ -152,7 +188,7 @@ def _tried(
             raise
         except Exception as error:
             failure = error
-    raise _failed(failure)
+    raise _failed(failure, alone.module, like)
 
 
 def _made_up(like: Batch, numbers: int, targets: bool = False) -> Batch:
@@ -179,10 +215,10 @@ def _refuse_mixing(
 ) -> None:
     """Refuse what would not train as its author meant: every example is alone here."""
     alone = [
-        loss(module(rows(inputs, one)), rows(targets, one))
+        loss(called(module, rows(inputs, one)), rows(targets, one))
         for one in (slice(i, i + 1) for i in range(_COUNT))
     ]
-    together = loss(module(inputs), targets)
+    together = loss(called(module, inputs), targets)
     if not _close(together.unsqueeze(1), torch.cat(alone).unsqueeze(1)):
         raise UnsupportedModelError(
             "the model or the loss mixes the examples of a batch: their losses are not "
@@ -198,11 +234,42 @@ def _close(found: torch.Tensor, right: torch.Tensor) -> bool:
     return bool((gap <= tolerance * (size + 1e-3 * size.max())).all())
 
 
-def _failed(error: Exception | None) -> UnsupportedModelError:
+def _failed(
+    error: Exception | None, model: nn.Module, like: tuple[Batch, Batch]
+) -> UnsupportedModelError:
+    """Say what went wrong with made-up examples, and what may mend it."""
     if isinstance(error, UnsupportedModelError):
         return error
-    text = " ".join(str(error).split())[:200]
+    weights = next(p.dtype for p in model.parameters() if p.requires_grad)
+    cures = []
+    if any(t.is_floating_point() and t.dtype != weights for t in leaves(like[0])):
+        cures.append(f"make the inputs {_word(weights)}, as the weights are")
+    whole = [t.dtype for t in leaves(like[1]) if not t.is_floating_point()]
+    if any(dtype != torch.int64 for dtype in whole):
+        cures.append("make the targets int64, as losses want classes")
+    if whole and any(t.shape[1:] == (1,) for t in leaves(like[1])):
+        cures.append("make the targets (k), by squeeze(1), as losses want classes")
+    text = " ".join(str(error).split())[:_LONG]
     return UnsupportedModelError(
-        "the model or the loss fails on made-up examples of the shape and type of the "
-        f"data: {type(error).__name__}: {text}"
+        "; ".join(
+            [
+                "the model or the loss fails on made-up examples like the data, inputs "
+                f"{_in_words(like[0])} and targets {_in_words(like[1])}",
+                *cures,
+                f"{type(error).__name__}: {text}",
+            ]
+        )
     )
+
+
+def _in_words(batch: Batch) -> str:
+    if isinstance(batch, torch.Tensor):
+        return f"{_word(batch.dtype)} {shape_in_words(batch)}"
+    if isinstance(batch, dict):
+        parts = [f"{name}: {_in_words(part)}" for name, part in batch.items()]
+        return f"{{{', '.join(parts)}}}"
+    return f"[{', '.join(_in_words(part) for part in cast(Sequence[Batch], batch))}]"
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

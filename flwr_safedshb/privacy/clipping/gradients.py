@@ -16,18 +16,23 @@ Formal guarantees
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import nn
 
-from flwr_safedshb.privacy.clipping.batches import Batch, Spec, leaves, rows, spec
 from flwr_safedshb.privacy.clipping.checks import best_pass, check_model
-from flwr_safedshb.privacy.clipping.losses import (
+from flwr_safedshb.privacy.clipping.examples import (
+    Batch,
     Loss,
     PerExampleLoss,
+    Spec,
     UnsupportedModelError,
+    leaves,
     log_unusable,
+    rows,
+    spec,
 )
 from flwr_safedshb.privacy.clipping.passes import Pass
 from flwr_safedshb.privacy.clipping.sums import (
@@ -40,8 +45,8 @@ from flwr_safedshb.privacy.plan import Clipping
 
 __all__ = ["ClippedGradients", "Loss", "UnsupportedModelError", "check_model"]
 
-# Elements of examples' gradients that are held at a time: 256 and 16 MiB of float32.
-MAX_HELD: dict[Clipping, int] = {"per-example": 2**26, "ghost": 2**22}
+# Elements of examples' gradients that are held at a time: 512 and 16 MiB of float32.
+MAX_HELD: dict[Clipping, int] = {"per-example": 2**27, "ghost": 2**22}
 
 
 class ClippedGradients:
@@ -62,7 +67,14 @@ class ClippedGradients:
     clipping : {"per-example", "ghost"}
         How much memory gradients of examples may take (`MAX_HELD`), where they must be
         formed: in less, fewer examples are worked on at a time.
+
+    Attributes
+    ----------
+    most_wide : int
+        Models of up to so many parameters are summed in float64.
     """
+
+    most_wide = WIDE
 
     def __init__(
         self,
@@ -87,7 +99,8 @@ class ClippedGradients:
         paths = [name.rpartition(".") for name, _ in model.named_parameters()]
         self._homes = [(model.get_submodule(path), name) for path, _, name in paths]
         self.size = sum(p.numel() for p in self.trained)
-        wide = self.size <= WIDE or any(p.dtype == torch.float64 for p in self.trained)
+        wide = any(p.dtype == torch.float64 for p in self.trained)
+        wide = wide or self.size <= self.most_wide
         self._dtype = torch.float64 if wide else torch.float32
         self._paths: dict[Spec, Pass] = {}
 
@@ -223,7 +236,7 @@ class ClippedGradients:
         try:
             parts = path.run(batch, seed)
         except Exception as error:
-            good = path.usable(batch, seed)
+            good = _usable(path, batch, seed)
             log_unusable(int((~good).sum()), error)
             usable = good if usable is None else usable & good
             try:
@@ -233,5 +246,31 @@ class ClippedGradients:
                 parts = path.run([rows(part, places) for part in batch], seed)
             except Exception:
                 return torch.zeros(groups, self.size)
+        if not parts:  # no gradient leads anywhere
+            return torch.zeros(groups, self.size)
         shape = groups, count // groups, self.size
         return clipped_sums(parts, shape, self.clip_norm, path.dtype, usable, whole)
+
+
+def _usable(path: Pass, batch: Sequence[Batch], seed: int | None) -> torch.Tensor:
+    """Say which examples the model and the loss can take, (k,) of bool.
+
+    Each is asked in a batch as large, and in the same random state.
+    """
+    count = len(leaves(batch[1])[0])
+    good = torch.ones(count, dtype=torch.bool)
+
+    def look(some: torch.Tensor) -> None:
+        places = some.repeat(-(-count // len(some)))[:count]
+        try:
+            path.run([rows(part, places) for part in batch], seed)
+        except Exception:
+            half = len(some) // 2
+            if half == 0:
+                good[some] = False
+            else:
+                look(some[:half])
+                look(some[half:])
+
+    look(torch.arange(count))
+    return good

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.loss import _Loss
 
-from flwr_safedshb.privacy.clipping.formulas import FORMULAS
+from flwr_safedshb.privacy.clipping.layers import FORMULAS
 
 # Layers without weights that treat every row of the first axis by itself.
 _ROWWISE = frozenset(
@@ -23,6 +23,11 @@ _ROWWISE = frozenset(
         *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
     )
 )
+# What a class may have of its own, where it inherits one of these.
+_HARMLESS = {
+    *("__init__", "__module__", "__doc__", "__annotations__", "__constants__"),
+    *("__annotate__", "__annotate_func__", "__parameters__", "extra_repr"),
+}
 _LOSSES = (
     *(nn.CrossEntropyLoss, nn.NLLLoss, nn.BCELoss, nn.BCEWithLogitsLoss),
     *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
@@ -76,19 +81,34 @@ def _none(keywords: dict[str, object]) -> bool:
 
 
 def _known(module: nn.Module) -> bool:
-    if type(module).forward is nn.Sequential.forward:
-        return _unhooked(module)
-    if type(module).forward is nn.Flatten.forward:
-        return _unhooked(module) and vars(module)["start_dim"] == 1
+    kind = type(module)
+    if not _inherits(kind) or not _unhooked(module) or "forward" in vars(module):
+        return False
+    if kind.forward is nn.Sequential.forward:
+        return True
+    if kind.forward is nn.Flatten.forward:
+        return bool(vars(module)["start_dim"] == 1)
     if module._modules:
         return False
-    return has_formula(module) or (
-        type(module).forward in _ROWWISE
-        and "forward" not in vars(module)
-        and _unhooked(module)
+    return kind.forward in _ROWWISE or has_formula(module)
+
+
+def _inherits(kind: type) -> bool:
+    """Say whether a class changes nothing that it has from torch, such as a call."""
+    own = [each for each in kind.__mro__[:-1] if not _is_torchs(each)]
+    theirs = next(filter(_is_torchs, kind.__mro__))
+    return not any(
+        hasattr(theirs, name) and name not in _HARMLESS
+        for each in own
+        for name in vars(each)
     )
 
 
+def _is_torchs(kind: type) -> bool:
+    return kind.__module__.startswith("torch.nn.modules.")
+
+
 def _unhooked(module: nn.Module) -> bool:
-    # A hook may replace a weight, or what the module returns.
-    return not module._forward_hooks and not module._forward_pre_hooks
+    # A hook may replace a weight, what the module returns, or what comes back to it.
+    hooks = (module._forward_hooks, module._forward_pre_hooks)
+    return not any((*hooks, module._backward_hooks, module._backward_pre_hooks))

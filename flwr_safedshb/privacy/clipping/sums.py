@@ -41,8 +41,11 @@ example and without it: a place that is empty is still a place.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Protocol, cast
+from dataclasses import dataclass
+from functools import reduce
+from typing import Protocol
 
 import torch
 
@@ -54,15 +57,12 @@ _SQUARES = 256
 
 
 class Part(Protocol):
-    """The gradients of k examples for some of the parameters.
+    """The gradients of k examples for some of the parameters."""
 
-    Attributes
-    ----------
-    size : int
-        How many parameters.
-    """
-
-    size: int
+    @property
+    def size(self) -> int:
+        """How many parameters."""
+        ...
 
     def squares(self, clip_norm: float) -> torch.Tensor:
         """Return the squared norms, at least, up to rounding in float64; (k,)."""
@@ -75,6 +75,112 @@ class Part(Protocol):
     def write(self, factors: torch.Tensor, out: torch.Tensor) -> None:
         """Write sum_i f_i x_i, f of shape (groups, k), to `out`, (groups, d)."""
         ...
+
+
+@dataclass(eq=False)
+class Held:
+    """Gradients as they are, (k, n), one row for each example, of some parameters."""
+
+    rows: torch.Tensor
+    at: slice
+
+    @property
+    def size(self) -> int:
+        """How many parameters."""
+        return self.rows.shape[1]
+
+    def squares(self, clip_norm: float) -> torch.Tensor:
+        """Return the squared norms."""
+        return squares(self.rows)
+
+    def drop(self, examples: torch.Tensor) -> None:
+        """Set the gradients of some examples to zero."""
+        self.rows = self.rows.masked_fill(examples.unsqueeze(1), 0.0)
+
+    def write(self, factors: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the sums of the gradients times their factors."""
+        rows = self.rows.view(*factors.shape, -1)
+        summed(factors.unsqueeze(2), rows, out[:, self.at].unsqueeze(1))
+
+
+@dataclass(eq=False)
+class Outer:
+    """Outer products of what came back, g, (k, q), and what went in, (k, p).
+
+    g is the gradient of a bias; a layer without one has no `bias`.
+    """
+
+    inputs: torch.Tensor
+    g: torch.Tensor
+    weight: slice
+    bias: slice | None
+
+    @property
+    def size(self) -> int:
+        """How many parameters."""
+        return self.g.shape[1] * (self.inputs.shape[1] + (self.bias is not None))
+
+    def squares(self, clip_norm: float) -> torch.Tensor:
+        """Return the squared norms."""
+        each = squares(self.inputs)
+        if self.bias is not None:
+            each += 1.0
+        info = torch.finfo(self.g.dtype)
+        if info.bits < 64:
+            # f g may underflow in each of q values, and is multiplied by the inputs.
+            limit = info.eps / 2.0 * lowered(clip_norm, 1, self.g.dtype) / info.tiny
+            each.masked_fill_(each > limit**2 / self.g.shape[1], math.inf)
+        return each.mul_(squares(self.g))
+
+    def drop(self, examples: torch.Tensor) -> None:
+        """Set the gradients of some examples to zero."""
+        self.inputs = self.inputs.masked_fill(examples.unsqueeze(1), 0.0)
+        self.g = self.g.masked_fill(examples.unsqueeze(1), 0.0)
+
+    def write(self, factors: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the sums of the gradients times their factors."""
+        g = self.g.view(*factors.shape, -1) * factors.unsqueeze(2)
+        inputs = self.inputs.view(*factors.shape, -1)
+        summed(g, inputs, out[:, self.weight].view(len(out), g.shape[2], -1))
+        if self.bias is not None:
+            torch.sum(g, dim=1, dtype=out.dtype, out=out[:, self.bias])
+
+
+class Rows:
+    """Gradients g, (k, t, q), of some rows, `entries`, (k, t), of a table."""
+
+    def __init__(
+        self, entries: torch.Tensor, g: torch.Tensor, length: int, weight: slice
+    ) -> None:
+        self._length, self._weight, self._count = length, weight, len(g)
+        self.size = length * g.shape[2]
+        # Each example's own rows, added up before they are measured and summed.
+        owners = torch.arange(len(g), device=g.device).unsqueeze(1)
+        self._places, inverse = torch.unique(
+            owners * length + entries, return_inverse=True
+        )
+        self._owners = self._places.div(length, rounding_mode="floor")
+        self._g = g.new_zeros(len(self._places), g.shape[2], dtype=torch.float64)
+        self._g.index_add_(0, inverse.flatten(), g.flatten(0, 1).double())
+
+    def squares(self, clip_norm: float) -> torch.Tensor:
+        """Return the squared norms."""
+        found = self._g.new_zeros(self._count)
+        return found.index_add_(0, self._owners, squares(self._g))
+
+    def drop(self, examples: torch.Tensor) -> None:
+        """Set the gradients of some examples to zero."""
+        self._g = self._g.masked_fill(examples[self._owners].unsqueeze(1), 0.0)
+
+    def write(self, factors: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the sums of the gradients times their factors."""
+        groups, count = factors.shape
+        g = self._g * factors.flatten()[self._owners].unsqueeze(1)
+        # From the row of an example to that of its group.
+        shift = self._owners - self._owners.div(count, rounding_mode="floor")
+        table = g.new_zeros(groups * self._length, g.shape[1])
+        table.index_add_(0, self._places - shift * self._length, g)
+        out[:, self._weight] = table.view(groups, -1)
 
 
 def clipped_sums(
@@ -90,13 +196,13 @@ def clipped_sums(
     Parameters
     ----------
     parts : sequence of Part
-        Of the examples of all groups in a row; a parameter without one has no gradient.
+        Of all groups in a row; a parameter without one has no gradient.
     shape : (groups, k, d)
         k examples in each group, d parameters in all.
     clip_norm : float
         C.
     dtype : torch.dtype
-        In which a block is summed: float32 or float64, that of the parts.
+        In which a block is summed, and the type of the parts.
     usable : Tensor of bool, shape (groups * k,), optional
         False for places that are empty.
     whole : int
@@ -108,8 +214,7 @@ def clipped_sums(
         In `dtype`, or in float64 if a group is more than a block.
     """
     groups, count, size = shape
-    total = cast(torch.Tensor, sum(part.squares(clip_norm) for part in parts))
-    norms = total.sqrt_()
+    norms = reduce(torch.add, (part.squares(clip_norm) for part in parts)).sqrt_()
     # Lowered by more than what rounds, or underflows, in float64.
     bound = lowered(clip_norm, max(whole, count), dtype)
     bound /= 1.0 + 2.0**-30 + size * 2.0**-50
@@ -118,12 +223,9 @@ def clipped_sums(
         factors = factors.to(dtype)
         factors = torch.nextafter(factors, factors.new_zeros(()))
     factors.clamp_(max=1.0)
-    kept = (
-        norms.isfinite()
-        if usable is None
-        else norms.isfinite() & usable.to(norms.device)
-    )
-    if not kept.all():
+    if usable is not None or not math.isfinite(norms.sum()):
+        kept = norms.isfinite()
+        kept &= True if usable is None else usable.to(norms.device)
         # Zero times infinity is not zero.
         factors.masked_fill_(~kept, 0.0)
         for part in parts:
@@ -163,7 +265,8 @@ def squares(rows: torch.Tensor) -> torch.Tensor:
 
 def _wide_squares(rows: torch.Tensor) -> torch.Tensor:
     norms: torch.Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    return norms.square_()
+    # Squares that underflow may be multiplied by large ones (`Outer`).
+    return norms.square_().add_(rows.shape[1] * torch.finfo(torch.float64).tiny)
 
 
 def summed(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
@@ -178,9 +281,10 @@ def summed(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
         left, right = left.double(), right.double()
     if left.dtype != out.dtype:
         out.zero_()
+        part = torch.empty_like(out, dtype=left.dtype)  # lest autocast make it narrow
         for start in range(0, left.shape[1], BLOCK):
             block = slice(start, start + BLOCK)
-            out += left[:, block].mT @ right[:, block]
+            out += torch.bmm(left[:, block].mT, right[:, block], out=part)
     elif len(out) == 1:
         torch.mm(left[0].mT, right[0], out=out[0])
     else:

@@ -16,6 +16,8 @@ import hashlib
 import io
 import itertools
 from dataclasses import dataclass
+from functools import partial
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,15 +25,11 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from flwr_safedshb.privacy.accounting.limits import (
-    EPSILON,
-    checked_delta,
-    checked_steps,
-)
+from flwr_safedshb.privacy.accounting.limits import EPSILON, MAX_STEPS, checked_delta
 from flwr_safedshb.privacy.ledger.database import LedgerCorrupted, LedgerError, create
-from flwr_safedshb.privacy.ledger.store import Charge, Store, genesis
+from flwr_safedshb.privacy.ledger.store import Charge, Store, Totals, genesis
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from flwr_safedshb.words import is_plain
+from flwr_safedshb.words import PLAIN
 
 __all__ = [
     "BudgetExhausted",
@@ -44,8 +42,9 @@ __all__ = [
 
 # Attempts after which accounting is done while other processes wait.
 _PATIENCE = 2
+# Steps that are looked ahead, so that not every charge needs the accountant.
+_AHEAD = 64
 
-Others = frozenset[tuple[PrivacyPlan, int]]
 Arrays = list[npt.NDArray[np.generic]]
 
 
@@ -77,6 +76,8 @@ class Ledger:
 
     Attributes
     ----------
+    path : Path
+        The file, by its real name.
     max_epsilon, delta : float
         The limits in force here.
     """
@@ -100,14 +101,11 @@ class Ledger:
                 )
             create(path, max_epsilon, delta, genesis(max_epsilon, delta))
         self._store = Store(path)
+        self.path = self._store.path
         self.delta = self._store.delta
         self.max_epsilon = self._agreed(max_epsilon, delta)
-        self._limits: dict[tuple[PrivacyPlan, Others], int] = {}
-
-    @property
-    def path(self) -> Path:
-        """The file, by its real name."""
-        return self._store.path
+        # Charges that fit together, and so do fewer; a longer history is asked anew.
+        self._fitting: Totals = {}
 
     def charge(self, plan: PrivacyPlan, steps: int = 1, run: str | int = "") -> None:
         """Charge ``steps`` releases under ``plan``; on disk when this returns.
@@ -121,34 +119,28 @@ class Ledger:
         LedgerError
             If the charge could not be written: release nothing.
         """
-        steps = checked_steps(steps)
-        if steps == 0:
-            raise ValueError("steps=0 must be at least 1")
+        if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1:
+            raise ValueError(f"steps={steps!r} must be an integer of at least 1")
         name = str(run)
-        if name and not is_plain(name):
+        if name and not PLAIN.fullmatch(name):
             raise ValueError(
                 f"run={name[:80]!r} must be up to 64 letters, digits, '.', '_' and "
                 "'-', and begin with a letter or digit"
             )
+        steps = int(steps)
         for attempt in itertools.count():
-            with self._store.transaction() as transaction:
-                totals = dict(self._store.totals(transaction))
-                if attempt == _PATIENCE:
-                    self._learn(totals, plan)
-                fits = self._fits(totals, plan, steps)
-                if fits:
-                    self._store.append(transaction, plan, steps, name)
-            if fits:
+            # Seconds of accounting, so not while others wait for the file; if they
+            # change the history meanwhile, the next attempt notices.
+            learn = partial(self._learn, plan, steps) if attempt >= _PATIENCE else None
+            totals = self._store.append(plan, steps, name, self._fitting, learn)
+            if totals is None:
                 return
-            if fits is False:
+            if self._learn(plan, steps, totals)[plan] < totals.get(plan, 0) + steps:
                 raise BudgetExhausted(
                     f"{steps} more steps would exceed max_epsilon={self.max_epsilon:g} "
                     f"at delta={self.delta:g}; nothing was charged, and this node can "
                     "take no further part under this plan"
                 )
-            # Seconds of accounting, so not while others wait for the file; if they
-            # change the history meanwhile, the next attempt notices.
-            self._learn(totals, plan)
 
     def epsilon(self) -> float:
         """Epsilon of everything charged so far, over all runs and plans."""
@@ -231,35 +223,25 @@ class Ledger:
                 "its delta, make a new one for data that no run has seen"
             ) from error
 
-    def _fits(
-        self, totals: dict[PrivacyPlan, int], plan: PrivacyPlan, steps: int
-    ) -> bool | None:
-        """Whether the charge fits, or None if that is still to be computed."""
+    def _learn(self, plan: PrivacyPlan, steps: int, totals: Totals) -> Totals:
+        """Return these charges with as many of ``plan`` as are found to fit."""
         from flwr_safedshb.privacy.accounting import accountant
 
-        total = totals.get(plan, 0) + steps
-        limit = self._limits.get(_key(totals, plan))
-        if limit is not None:
-            return total <= limit
-        after = {**totals, plan: total}
-        bound = accountant.epsilon_upper_bound(list(after.items()), self.delta)
-        return True if bound <= self.max_epsilon else None
+        def bound(count: int) -> float:
+            charges = [*{**totals, plan: count}.items()]
+            return accountant.epsilon_upper_bound(charges, self.delta)
 
-    def _learn(self, totals: dict[PrivacyPlan, int], plan: PrivacyPlan) -> None:
-        """Find how many steps of ``plan`` fit in all, beside those of other plans."""
-        from flwr_safedshb.privacy.accounting import accountant
-
-        more = accountant.max_steps(
-            list(totals.items()), plan, self.delta, self.max_epsilon
-        )
-        self._limits = {_key(totals, plan): totals.get(plan, 0) + more}
-
-
-def _key(
-    totals: dict[PrivacyPlan, int], plan: PrivacyPlan
-) -> tuple[PrivacyPlan, Others]:
-    others = frozenset((p, steps) for p, steps in totals.items() if p != plan)
-    return plan, others
+        past = totals.get(plan, 0)
+        total = past + steps
+        ahead = min(total + max(total, _AHEAD), max(total, MAX_STEPS))
+        for enough in (ahead, total):
+            if bound(enough) <= self.max_epsilon:
+                break
+        else:
+            charges, limit = [*totals.items()], self.max_epsilon
+            enough = past + accountant.max_steps(charges, plan, self.delta, limit)
+        self._fitting = {**totals, plan: enough}
+        return self._fitting
 
 
 def _digest(run: str, step: int, content: bytes) -> bytes:

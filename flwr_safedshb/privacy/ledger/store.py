@@ -11,9 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+import time as clock
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,9 +25,10 @@ from typing import TypeVar
 
 from flwr_safedshb.privacy.accounting.limits import checked_steps
 from flwr_safedshb.privacy.ledger.database import (
+    APPLICATION_ID,
+    VERSION,
     LedgerCorrupted,
     LedgerError,
-    begin,
     connect,
     explained,
     refusal,
@@ -34,6 +37,7 @@ from flwr_safedshb.privacy.plan import PrivacyPlan
 
 _First = TypeVar("_First")
 _Second = TypeVar("_Second")
+_WAIT_SECONDS = 120.0
 # Connections of a parent process: using or closing them in a child would break locks.
 _inherited: list[sqlite3.Connection] = []
 
@@ -48,13 +52,16 @@ class Charge:
     steps: int
 
 
+Totals = dict[PrivacyPlan, int]
+
+
 @dataclass
 class _Read:
     """What has been read and verified so far."""
 
     count: int
     head: bytes
-    totals: dict[PrivacyPlan, int] = field(default_factory=dict)
+    totals: Totals = field(default_factory=dict)
 
     def add(self, plan: PrivacyPlan, steps: int, digest: bytes) -> None:
         self.count, self.head = self.count + 1, digest
@@ -97,7 +104,7 @@ class Store:
             self._appended = None
             try:
                 connection = self._open()
-                begin(connection, self.path)
+                _begin(connection, self.path)
                 self._check_identity()
                 yield connection
                 connection.execute("COMMIT")
@@ -109,7 +116,7 @@ class Store:
             if self._appended is not None:
                 self._read.add(*self._appended)
 
-    def totals(self, connection: sqlite3.Connection) -> dict[PrivacyPlan, int]:
+    def totals(self, connection: sqlite3.Connection) -> Totals:
         """Return the steps charged under each plan; verify rows not seen before."""
         # Rows once seen must stay, so this object also notices a file rolled back.
         read = self._read
@@ -145,20 +152,44 @@ class Store:
             ) from error
 
     def append(
-        self, connection: sqlite3.Connection, plan: PrivacyPlan, steps: int, run: str
-    ) -> None:
-        """Add a charge; it counts once the transaction has been left."""
-        count, head = self._newest(connection)
-        text = plan.to_json()
-        connection.execute("INSERT OR IGNORE INTO plans (plan) VALUES (?)", (text,))
-        row = [count + 1, now(), run, text, steps]
-        digest = _digest(head, row)
-        connection.execute(
-            "INSERT INTO charges SELECT ?, ?, ?, id, ?, ? FROM plans WHERE plan = ?",
-            (*row[:3], steps, digest, text),
-        )
-        connection.execute("UPDATE ledger SET count = ?, head = ?", (count + 1, digest))
-        self._appended = plan, steps, digest
+        self,
+        plan: PrivacyPlan,
+        steps: int,
+        run: str,
+        fitting: Totals,
+        learn: Callable[[Totals], Totals] | None = None,
+    ) -> Totals | None:
+        """Add a charge that is known to fit; return None once it is on disk.
+
+        Of one that is not known to fit, return what is charged so far instead.
+
+        Parameters
+        ----------
+        plan, steps, run
+            The charge.
+        fitting : dict from plans to steps
+            Charges that are known to fit together, and so do fewer.
+        learn : callable, optional
+            Finds such charges, while nobody else can make any.
+        """
+        with self.transaction() as connection:
+            totals = dict(self.totals(connection))
+            if learn is not None:
+                fitting = learn(totals)
+            after = {**totals, plan: totals.get(plan, 0) + steps}
+            if any(fitting.get(each, 0) < count for each, count in after.items()):
+                return totals
+            count, head, text = self._read.count + 1, self._read.head, _text_of(plan)
+            connection.execute("INSERT OR IGNORE INTO plans (plan) VALUES (?)", (text,))
+            row = [count, now(), run, text, steps]
+            digest = _digest(head, row)
+            connection.execute(
+                "INSERT INTO charges SELECT ?, ?, ?, id, ?, ? FROM plans WHERE plan=?",
+                (*row[:3], steps, digest, text),
+            )
+            connection.execute("UPDATE ledger SET count = ?, head = ?", (count, digest))
+            self._appended = plan, steps, digest
+        return None
 
     def charges(self, connection: sqlite3.Connection) -> list[Charge]:
         """Return every charge, oldest first."""
@@ -215,8 +246,36 @@ class Store:
             )
 
 
+def _begin(connection: sqlite3.Connection, path: Path) -> None:
+    """Wait until this process is the only one that may read and write the file."""
+    deadline = clock.monotonic() + _WAIT_SECONDS
+    # SQLite's own waiting slows down to ten looks a second, and so hardly ever finds
+    # the gap between two charges of a busy process.
+    connection.execute("PRAGMA busy_timeout = 0")
+    while True:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            break
+        except sqlite3.OperationalError as error:
+            busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            if not busy or clock.monotonic() > deadline:
+                raise
+        clock.sleep(random.uniform(0.0005, 0.0015))
+    # What is left to wait for is others who are just looking.
+    connection.execute(f"PRAGMA busy_timeout = {_WAIT_SECONDS * 1000:.0f}")
+    for pragma, mine in (
+        ("application_id", APPLICATION_ID),
+        ("user_version", VERSION),
+        ("journal_mode", "delete"),
+    ):
+        (found,) = connection.execute(f"PRAGMA {pragma}").fetchone()
+        if found != mine:
+            raise LedgerCorrupted(refusal(path, f"its {pragma} is {found}, not {mine}"))
+
+
 # A ledger has many charges of few plans.
 _plan_of = lru_cache(maxsize=1024)(PrivacyPlan.from_json)
+_text_of = lru_cache(maxsize=1024)(PrivacyPlan.to_json)
 
 
 def now() -> str:

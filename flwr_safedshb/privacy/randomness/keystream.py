@@ -48,10 +48,14 @@ def below(bound: int, count: int) -> npt.NDArray[np.int64]:
 
 
 def subset(population: int, size: int) -> npt.NDArray[np.int64]:
-    """Return a uniform subset of ``range(population)`` with ``size`` members."""
+    """Return a uniform subset of ``range(population)`` with ``size`` members.
+
+    All orders of it are equally likely, so that a member's place says nothing about
+    which others there are.
+    """
     if 2 * size > population:
         out = subset(population, population - size)
-        return np.delete(np.arange(population), out)
+        return np.delete(np.arange(population), out)[np.argsort(words(size))]
     chosen = np.empty(0, np.int64)
     while len(chosen) < size:
         drawn = np.append(chosen, below(population, 2 * size))

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING
 
 from flwr_safedshb.privacy.samplers.base import (
     Adjacency,
@@ -20,13 +19,6 @@ from flwr_safedshb.privacy.samplers.base import (
     Sampler,
 )
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from flwr_safedshb.privacy.plan import PrivacyPlan
-    from flwr_safedshb.privacy.randomness.noise import Randomness
-
 __all__ = [
     "Adjacency",
     "Mixture",
@@ -34,7 +26,6 @@ __all__ = [
     "Profile",
     "Sampler",
     "known_samplers",
-    "sample",
     "sampler",
 ]
 
@@ -56,8 +47,3 @@ def sampler(word: str) -> Sampler:
             f"sampling={word!r} is unknown; use one of {', '.join(map(repr, known))}"
         )
     return known[word]
-
-
-def sample(plan: PrivacyPlan, randomness: Randomness) -> npt.NDArray[np.int64]:
-    """Draw one batch the way the plan's accountant assumes it is drawn."""
-    return plan.sampler.draw(plan, randomness)

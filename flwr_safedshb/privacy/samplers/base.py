@@ -99,6 +99,16 @@ class Sampler(ABC):
             Distinct indices in ``range(num_examples)``, in no particular order.
         """
 
+    def places(self, plan: PrivacyPlan) -> int:
+        """Return how many places a batch has, whatever is drawn.
+
+        The same numbers round otherwise in a batch of another size, and under a hostile
+        server's weights a gradient can be all rounding. So where pairs say that an
+        example is drawn or not, this must be the same number for both: then the others
+        keep their places, and give what they gave.
+        """
+        return plan.batch_size
+
     @abstractmethod
     def profiles(self, plan: PrivacyPlan) -> tuple[Profile, ...]:
         """Bound one step in the plan's adjacency.

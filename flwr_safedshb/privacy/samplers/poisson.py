@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,15 @@ class Poisson(Sampler):
     def draw(self, plan: PrivacyPlan, randomness: Randomness) -> npt.NDArray[np.int64]:
         """Toss a coin for every example."""
         return randomness.coins(plan.num_examples, plan.sampling_rate)
+
+    def places(self, plan: PrivacyPlan) -> int:
+        """Return a number that is exceeded once in 2^90 batches, by Bernstein's bound.
+
+        An example moves a sum by C/b only where its place is there without it.
+        """
+        rare = 90 * math.log(2.0)
+        above = rare / 3 + math.sqrt((rare / 3) ** 2 + 2 * rare * plan.batch_size)
+        return min(plan.num_examples, plan.batch_size + math.ceil(above))
 
     def profiles(self, plan: PrivacyPlan) -> tuple[Profile, ...]:
         """Bound one step, in units of C/b.

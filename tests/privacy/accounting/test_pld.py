@@ -2,6 +2,7 @@
 
 import functools
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -133,6 +134,32 @@ def test_plans_of_very_different_losses_are_composed_tightly() -> None:
     alone = epsilon([(rare, 100_000)], 1e-5)
     assert alone < together < epsilon_upper_bound([(rare, 100_000), (full, 1)], 1e-5)
     assert together < 1.05 * alone
+
+
+def test_losses_of_any_two_sizes_are_composed_in_little_memory() -> None:
+    # Grids that are 2^35 times as fine as each other.
+    quiet = PrivacyPlan(1.0, 1e6, 8, 8, "poisson")
+    loud = PrivacyPlan(1.0, 0.1, 8, 8)
+    tracemalloc.start()
+    found = epsilon([(quiet, 1), (loud, 1)], 1e-6)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**29
+    alone = epsilon([(loud, 1)], 1e-6)
+    assert alone <= found <= epsilon_upper_bound([(quiet, 1), (loud, 1)], 1e-6)
+
+
+def test_coarser_grids_keep_the_masses_that_they_move() -> None:
+    rng, tilt = np.random.default_rng(0), 0.7
+    part = tilted.Tilted(2.0**-10, np.arange(-37, 91), rng.random(128), 1e-9)
+    for ratio in (2, 16, 1024):
+        coarse = tilted._coarsened(part, part.spacing * ratio, tilt)
+        fine, moved = part.points * part.spacing, coarse.points * coarse.spacing
+        for power in (0.0, -1.0):  # the probability under P, and under Q
+            before = part.masses @ np.exp((power - tilt) * fine)
+            after = coarse.masses @ np.exp((power - tilt) * moved)
+            assert after == pytest.approx(before, rel=1e-12)
+        assert coarse.error >= part.error * min(ratio, 90) / 2
 
 
 def test_the_exact_computation_knows_the_gaussian() -> None:

@@ -9,6 +9,7 @@ from flwr_safedshb.privacy.audit.exact import gap, ratio
 from flwr_safedshb.privacy.audit.search import MakeClipper, search, worst_trials
 from flwr_safedshb.privacy.audit.subject import Subject
 from flwr_safedshb.privacy.audit.zoo import mixing, plain
+from flwr_safedshb.privacy.clipping import sums
 from tests.privacy.audit.planted import (
     FactorRoundedUp,
     Honest,
@@ -50,6 +51,15 @@ def test_planted_defects_are_found(
     finding = search(named(name), candidates, 1, make_clipper=make_clipper)
     assert finding.ratio > 1.0
     assert not finding.holds
+
+
+@pytest.mark.parametrize("name", ["logistic", "MLP"])
+def test_sums_that_round_without_paying_for_it_are_found(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Small models are summed in float64; the search must not stop there.
+    monkeypatch.setattr(sums, "lowered", lambda clip_norm, count, dtype: clip_norm)
+    assert search(named(name), 600, 1).ratio > 1.0
 
 
 def test_without_dropout_the_silenced_check_refuses() -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from flwr_safedshb.privacy.clipping import parts, sums
+from flwr_safedshb.privacy.clipping import sums
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.clipping.parts import Held, Outer, Rows
+from flwr_safedshb.privacy.clipping.sums import Held, Outer, Rows
 
 torch.set_num_threads(1)
 
@@ -179,8 +179,8 @@ def of_other_numbers(rows: torch.Tensor) -> torch.Tensor:
     [
         (sums, "lowered", lambda clip_norm, count, dtype: clip_norm),
         (torch, "nextafter", raised),
-        (parts, "squares", in_float32),
-        (parts, "squares", of_other_numbers),
+        (sums, "squares", in_float32),
+        (sums, "squares", of_other_numbers),
     ],
 )
 def test_defect_is_found(
@@ -201,8 +201,8 @@ def test_large_norms_are_never_below_the_exact_ones() -> None:
             for row, found in zip(rows, sums.squares(rows), strict=True):
                 exact = sum((Fraction(x) ** 2 for x in row.tolist()), Fraction(0))
                 assert Fraction(float(found)) * (1 + Fraction(2) ** -30) >= exact
-                # Blocks add what their squares may have lost to underflow.
-                lost = length * Fraction(2) ** -125 if length >= 2048 else 0
+                # What squares may have lost to underflow is added.
+                lost = length * Fraction(2) ** (-125 if length >= 2048 else -1021)
                 assert Fraction(float(found)) <= exact * (1 + Fraction(2) ** -14) + lost
 
 
@@ -215,6 +215,31 @@ def test_factors_that_underflow_let_nothing_through(size: float) -> None:
         outer = Outer(inputs, torch.full((1, 2), g * size), slice(0, 4), None)
         clipped.append(sums.clipped_sums([outer], (1, 1, 4), 2.0**-40, F32)[0])
     assert max(map(norm, clipped)) <= 2.0**-40
+
+
+@pytest.mark.parametrize("bias", [None, slice(4096, 4160)])
+def test_squares_that_underflow_let_nothing_through(bias: slice | None) -> None:
+    for size in (1e-162, 1.5e-162, 5e-162, 1e-155):
+        for back in (1e100, 1e152, 1.5e153):
+            inputs = torch.full((1, 64), size, dtype=F64)
+            g = torch.full((1, 64), back, dtype=F64)
+            outer = Outer(inputs, g, slice(0, 4096), bias)
+            shape = 1, 1, 4096 + 64 * (bias is not None)
+            found = sums.clipped_sums([outer], shape, 1e-9, F64)
+            assert norm(found[0] * 1e9) <= 1.0
+
+
+@pytest.mark.parametrize("count", [3, 64, 100])
+def test_nothing_around_a_call_makes_its_sums_narrower(count: int) -> None:
+    clipped = ClippedGradients(nn.Linear(80, 80), total, 1.0)
+    x = torch.randn(1, 80).expand(count, 80)
+    plain = clipped.flat_sum(x, torch.zeros(count))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = clipped.flat_sum(x, torch.zeros(count))
+    # All examples are the same: the share of C that is lost is that of rounding.
+    assert (1 - 6e-4) * count < norm(found) <= count
+    with torch.no_grad():
+        assert torch.equal(clipped.flat_sum(x, torch.zeros(count)), plain)
 
 
 def test_rows_of_a_table_are_added_up_before_they_are_measured() -> None:

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from flwr_safedshb.privacy.clipping.examples import PerExampleLoss
 from flwr_safedshb.privacy.clipping.gradients import (
     ClippedGradients,
     Loss,
     UnsupportedModelError,
     check_model,
 )
-from flwr_safedshb.privacy.clipping.losses import PerExampleLoss
 from tests.clipping import OwnForward, cross_entropy
 
 torch.set_num_threads(1)
@@ -147,6 +147,42 @@ def test_nothing_mixes_where_only_a_servers_weights_lead(where: str) -> None:
     assert torch.equal(clipped.flat_sum(inputs, targets, rest), others)
 
 
+class Shifted(nn.Sequential):
+    """Shifts outputs by their mean over the batch, which a softmax does not see."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = super().__call__(x)
+        return outputs - outputs.mean()
+
+
+class Shifting(nn.Linear):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = super().__call__(x)
+        return outputs - outputs.mean()
+
+
+@pytest.mark.parametrize(
+    "model", [Shifted(nn.Linear(6, 3)), nn.Sequential(Shifting(6, 3))]
+)
+def test_a_class_that_inherits_a_known_forward_is_not_known(model: nn.Module) -> None:
+    clipped = ClippedGradients(model, cross_entropy, 1.0)
+    inputs, targets = batch()
+    rest = torch.arange(6) > 0
+    others = clipped.flat_sum(inputs, targets, rest)
+    inputs[0] = 1e6
+    assert torch.equal(clipped.flat_sum(inputs, targets, rest), others)
+
+
+def test_a_class_that_only_builds_a_model_is_as_fast_as_what_it_builds() -> None:
+    class Built(nn.Sequential):
+        def __init__(self, width: int) -> None:
+            super().__init__(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 3))
+
+    clipped = ClippedGradients(Built(4), cross_entropy, 1.0)
+    clipped.prepare(*batch())
+    assert clipped.path == "known layers"
+
+
 @pytest.mark.parametrize(
     ("model", "loss", "words"),
     [
@@ -196,6 +232,30 @@ def test_state_that_an_example_leaves_behind_reaches_no_other() -> None:
     alone = clipped.flat_sum(inputs[1:3], targets[1:3])
     clipped.flat_sum(100 * inputs, targets)
     assert torch.equal(clipped.flat_sum(inputs[1:3], targets[1:3]), alone)
+
+
+def test_what_is_left_in_a_layer_reaches_no_later_call() -> None:
+    class Stashes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.head(x) * (1 + getattr(self.head, "calls", 0))
+            if self.training:
+                self.head.calls = 1  # type: ignore[assignment]
+                self.head.register_buffer("more", torch.ones(1))
+                self.head._parameters["odd"] = None
+            return y
+
+    model = Stashes()
+    clipped = ClippedGradients(model, cross_entropy, 0.01)
+    inputs, targets = batch()
+    first = clipped.flat_sum(inputs, targets)
+    assert torch.equal(clipped.flat_sum(inputs, targets), first)
+    assert not hasattr(model.head, "calls")
+    assert list(model.head._parameters) == ["weight", "bias"]
+    assert not model.head._buffers
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])

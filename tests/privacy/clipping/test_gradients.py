@@ -11,7 +11,7 @@ from opacus.layers import DPLSTM
 from torch import nn
 from torch.nn import functional
 
-from flwr_safedshb.privacy.clipping import gradients, parts, sums
+from flwr_safedshb.privacy.clipping import gradients, layers, sums
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.plan import Clipping
 from tests.clipping import OwnForward, assert_close, cross_entropy, literal, way_of
@@ -334,7 +334,7 @@ def test_sum_is_the_literal_one(
     if narrow:  # as large models are summed: in float32, many examples in blocks
         monkeypatch.setattr(gradients, "WIDE", 0)
         monkeypatch.setattr(sums, "BLOCK", 3)
-        monkeypatch.setattr(parts, "_CACHED", 100)
+        monkeypatch.setattr(layers, "_CACHED", 100)
     make_model, make_batch, way = MODELS[name]
     model = make_model()
     total = ClippedGradients(model, cross_entropy, clip_norm)

@@ -132,6 +132,31 @@ def test_many_steps_are_decided_with_little_accounting(
     assert len(searches) <= 2
 
 
+def test_what_one_object_knows_to_fit_does_not_outlive_the_charges_of_another(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is remembered is compared with the file, and not with what was seen last."""
+    budget = accountant.epsilon([(PLAN, 300)], DELTA)
+    ledger, elsewhere = Ledger(path, budget, DELTA), Ledger(path)
+    asked: list[accountant.Charges] = []
+    bound = accountant.epsilon_upper_bound
+
+    def spy(charges: accountant.Charges, delta: float) -> float:
+        asked.append(charges)
+        return bound(charges, delta)
+
+    monkeypatch.setattr(accountant, "epsilon_upper_bound", spy)
+    for _ in range(20):
+        ledger.charge(PLAN)
+    assert len(asked) == 1
+    with pytest.raises(BudgetExhausted):
+        elsewhere.charge(CHEAP, 10**8)
+    elsewhere.charge(CHEAP, accountant.max_steps([(PLAN, 20)], CHEAP, DELTA, budget))
+    with pytest.raises(BudgetExhausted):
+        ledger.charge(PLAN)
+    assert ledger.epsilon() <= budget
+
+
 @pytest.mark.parametrize("steps", [0, -1, 1.5, True])
 def test_bad_steps(path: Path, steps: int) -> None:
     ledger = Ledger(path, 1.0, DELTA)

@@ -86,6 +86,15 @@ def test_subsets_are_uniform(size: int) -> None:
     assert stats.chisquare(counts).pvalue > 0.01
 
 
+@pytest.mark.usefixtures("fixed_entropy")
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_orders_of_a_subset_are_equally_likely(size: int) -> None:
+    orders = list(itertools.permutations(range(4), size))
+    drawn = [tuple(keystream.subset(4, size).tolist()) for _ in range(4000)]
+    counts = [drawn.count(order) for order in orders]
+    assert stats.chisquare(counts).pvalue > 0.01
+
+
 @pytest.mark.parametrize("size", [0, 1, 499, 500, 501, 999, 1000])
 def test_subsets_have_distinct_members(size: int) -> None:
     drawn = keystream.subset(1000, size)

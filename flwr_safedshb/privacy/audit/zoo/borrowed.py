@@ -134,8 +134,7 @@ SUBJECTS = (
         floats(3, 8, 8, classes=3),
         clipping="ghost",  # which takes less memory
         driven=False,
-        share=0.004,
-        together=1,
+        together=4,
     ),
     Subject(
         "the same, an eighth as wide",

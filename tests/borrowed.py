@@ -1,0 +1,63 @@
+"""Tiny models of torchvision and Hugging Face, from configs; nothing is downloaded.
+
+Tests that need them are skipped where these packages are not installed.
+"""
+
+import importlib
+from typing import Any
+
+import pytest
+
+from flwr_safedshb.privacy.audit.zoo.borrowed import import_torchvision, missing
+
+WORDS, LENGTH, CLASSES = 50, 8, 3
+
+
+def bert(width: int = 16, layers: int = 1) -> Any:
+    return _transformers().BertForSequenceClassification(
+        _transformers().BertConfig(
+            vocab_size=WORDS,
+            hidden_size=width,
+            num_hidden_layers=layers,
+            num_attention_heads=2,
+            intermediate_size=32,
+            max_position_embeddings=16,
+            num_labels=CLASSES,
+        )
+    )
+
+
+def gpt2() -> Any:
+    return _transformers().GPT2LMHeadModel(
+        _transformers().GPT2Config(
+            vocab_size=WORDS,
+            n_positions=16,
+            n_embd=16,
+            n_layer=1,
+            n_head=2,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    )
+
+
+def with_lora(model: Any) -> Any:
+    peft = importlib.import_module("peft")
+    config = peft.LoraConfig(r=4, target_modules=["query", "value"])
+    return peft.get_peft_model(model, config)
+
+
+def resnet18() -> Any:
+    _import_torchvision()
+    return importlib.import_module("torchvision.models").resnet18(num_classes=2)
+
+
+def _transformers() -> Any:
+    _import_torchvision()  # which it imports, and fails where that fails
+    return importlib.import_module("transformers")
+
+
+def _import_torchvision() -> None:
+    if absent := missing():
+        pytest.skip(f"{', '.join(absent)} not installed")
+    import_torchvision()
