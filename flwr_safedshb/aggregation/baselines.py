@@ -9,7 +9,9 @@ from flwr_safedshb.aggregation.gram import (
     Clients,
     FloatArray,
     nearest_sums,
+    scatter_lambda,
     squared_distances,
+    weighted_lambda,
     weighted_sum,
 )
 from flwr_safedshb.aggregation.rule import (
@@ -17,9 +19,7 @@ from flwr_safedshb.aggregation.rule import (
     GramRule,
     Weighing,
     check_gram,
-    subset_weights,
 )
-from flwr_safedshb.aggregation.spectral import scatter_lambda, weighted_lambda
 from flwr_safedshb.theory import kappa_geometric_median, kappa_krum
 
 MEDIAN_STEPS = 10_000
@@ -102,7 +102,8 @@ def subset_mean(gram: FloatArray, subset: NDArray[np.intp]) -> Weighing:
     """Return the plain mean of a subset."""
     subset = np.sort(subset)
     value = scatter_lambda(squared_distances(gram), subset) / len(subset)
-    return Weighing(subset_weights(len(gram), subset), subset, value)
+    weights = np.bincount(subset, minlength=len(gram)) / len(subset)
+    return Weighing(weights, subset, value)
 
 
 def _geometric_medians(grams: FloatArray) -> FloatArray:

@@ -12,9 +12,11 @@ import numpy as np
 from flwr_safedshb.aggregation.gram import (
     Clients,
     FloatArray,
+    finite_gram,
     gram,
     nearest_sums,
     squared_distances,
+    weighted_lambda,
     weighted_sum,
 )
 from flwr_safedshb.aggregation.rule import (
@@ -25,9 +27,7 @@ from flwr_safedshb.aggregation.rule import (
     check_gram,
     check_positive,
     check_vectors,
-    finite_gram,
 )
-from flwr_safedshb.aggregation.spectral import weighted_lambda
 
 
 @dataclass(frozen=True)

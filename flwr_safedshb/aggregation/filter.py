@@ -15,8 +15,13 @@ import numpy as np
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
 from flwr_safedshb.aggregation.gram import FloatArray
-from flwr_safedshb.aggregation.rule import GramRule, Notion, Weighing, check_gram
-from flwr_safedshb.aggregation.spectral import single_threaded
+from flwr_safedshb.aggregation.rule import (
+    GramRule,
+    Notion,
+    Weighing,
+    check_gram,
+    single_threaded,
+)
 from flwr_safedshb.theory import (
     filter_certificate,
     filter_eta,

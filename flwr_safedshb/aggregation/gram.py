@@ -3,22 +3,34 @@
 A robust rule needs inner products only, so the server never stacks the replies: every
 client stays a list of layers, and both passes below hold one block of `BLOCK_BYTES` at
 a time. Products are accumulated in float64 on the raw vectors, so that one huge vector
-cannot blur the products of the others.
+cannot blur the products of the others. What rules ask of the result, distances and the
+eigenvalues of a scatter, is here, too.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_safedshb.theory import check_num_malicious
+
 FloatArray = NDArray[np.float64]
 Layers = Sequence[NDArray[np.floating]]
 Clients = Sequence[Layers]
+Subset = NDArray[np.intp]
 
 # One float64 block of all clients: small enough for a core's cache, large enough that
 # call overheads do not show. With many clients it is n wide, so that adding to the
 # n x n result costs no more than multiplying.
 BLOCK_BYTES = 1 << 20
+# Beyond this ratio of squared norm to squared distance the raw Gram matrix has lost
+# more digits than the rules can spare (2^-52 * 1e6 = 2e-10).
+CANCELLATION = 1e6
+# Two subsets whose eigenvalues differ by less than this factor are a tie.
+RESOLUTION = 1e-9
+# Up to so many points they are centred by one product.
+_FEW = 8
 
 
 def blocks(clients: Clients) -> Iterator[tuple[int, slice, FloatArray]]:
@@ -113,3 +125,85 @@ def weighted_sum(clients: Clients, weights: FloatArray) -> list[NDArray[np.float
     for layer, span, block in blocks(chosen):
         flat[layer][span] = weights[used] @ block
     return result
+
+
+def careful_gram(clients: Clients, f: int) -> FloatArray:
+    """Return the Gram matrix, centred where the raw one would cancel.
+
+    The centre is the client with n - f clients nearest around it: outliers cannot
+    choose it, and the result is as good as raw up to a common translation, which no
+    rule here can see.
+    """
+    raw = finite_gram(gram(clients))
+    distances = squared_distances(raw)
+    radii = np.partition(distances, len(raw) - f - 1, axis=1)[:, len(raw) - f - 1]
+    centre = int(np.argmin(radii))
+    if raw[centre, centre] <= CANCELLATION * radii[centre]:
+        return raw
+    return finite_gram(gram(clients, centre))
+
+
+def finite_gram(gram: FloatArray) -> FloatArray:
+    """Return the Gram matrix, or raise a ValueError if it holds what is no number."""
+    if not np.isfinite(gram).all():
+        client = int(np.flatnonzero(~np.isfinite(np.diag(gram)))[:1].sum())
+        raise ValueError(
+            f"the Gram matrix is not finite (client {client}); squared norms must stay "
+            "below 1e308, so scale the vectors down or exclude that client"
+        )
+    return gram
+
+
+def check_gram(gram: FloatArray, f: int) -> FloatArray:
+    """Return a Gram matrix as float64, or raise a ValueError that says why not."""
+    gram = np.asarray(gram, dtype=np.float64)
+    if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
+        raise ValueError(f"gram has shape {gram.shape}; give an (n, n) array")
+    check_num_malicious(len(gram), f)
+    return finite_gram(gram)
+
+
+def scatter_gram(distances: FloatArray) -> FloatArray:
+    """Return the Gram matrix about the mean, (..., m, m), from squared distances.
+
+    Its eigenvalues are those of the scatter sum_i (x_i - mean)(x_i - mean)^T, zeros
+    aside.
+    """
+    m = distances.shape[-1]
+    if distances.ndim > 2 and m <= _FEW:
+        # Many small ones are centred by one product, six times faster than by sums.
+        flat = distances.reshape(-1, m * m) @ _centring(m)
+        return flat.reshape(distances.shape)
+    # Sums and divisions: numpy's mean takes twice as long for small matrices.
+    row = distances.sum(axis=-1, keepdims=True) / m
+    column = distances.sum(axis=-2, keepdims=True) / m
+    mean = row.sum(axis=-2, keepdims=True) / m
+    centred: FloatArray = -0.5 * (distances - row - column + mean)
+    return centred
+
+
+@cache
+def _centring(m: int) -> FloatArray:
+    """Return what centres squared distances of m points, (m m, m m), as rows."""
+    projection = np.eye(m) - 1.0 / m
+    return np.asarray(-0.5 * np.kron(projection, projection), dtype=np.float64)
+
+
+def scatter_lambda(distances: FloatArray, subset: Subset) -> float:
+    """Return the largest eigenvalue of the scatter of a subset."""
+    if len(subset) < 2:
+        return 0.0
+    block = distances[np.ix_(subset, subset)]
+    return max(0.0, float(np.linalg.eigvalsh(scatter_gram(block))[-1]))
+
+
+def weighted_lambda(distances: FloatArray, weights: FloatArray) -> float:
+    """Return the largest eigenvalue of the covariance under weights of sum 1."""
+    used = np.flatnonzero(weights)
+    share = weights[used]
+    block = distances[np.ix_(used, used)]
+    along = block @ share
+    centred = -0.5 * (block - along[:, None] - along[None, :] + share @ along)
+    roots = np.sqrt(share)
+    values = np.linalg.eigvalsh(roots[:, None] * centred * roots[None, :])
+    return max(0.0, float(values[-1]))

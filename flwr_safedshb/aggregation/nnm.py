@@ -8,17 +8,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flwr_safedshb.aggregation.gram import Clients, FloatArray, squared_distances
+from flwr_safedshb.aggregation.gram import (
+    Clients,
+    FloatArray,
+    careful_gram,
+    squared_distances,
+    weighted_lambda,
+)
 from flwr_safedshb.aggregation.rule import (
     CoordinatewiseRule,
     Floats,
     GramRule,
     Rule,
     Weighing,
-    careful_gram,
     check_gram,
 )
-from flwr_safedshb.aggregation.spectral import weighted_lambda
 from flwr_safedshb.theory import kappa_nnm
 
 

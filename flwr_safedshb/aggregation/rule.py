@@ -7,29 +7,45 @@ blocks of coordinates. Neither makes a second copy of the vectors.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, overload
+from functools import lru_cache, wraps
+from typing import Literal, ParamSpec, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
 from flwr_safedshb.aggregation.gram import (
     Clients,
     FloatArray,
     blocks,
-    gram,
-    squared_distances,
+    careful_gram,
+    check_gram,
     weighted_sum,
 )
 from flwr_safedshb.theory import check_num_malicious
 
+__all__ = [
+    "CoordinatewiseRule",
+    "Floats",
+    "GramRule",
+    "Notion",
+    "Rule",
+    "Weighing",
+    "check_gram",
+    "check_positive",
+    "check_vectors",
+    "single_threaded",
+]
+
 Floats = NDArray[np.floating]
 Notion = Literal["spectral", "variance", "spectral bound"]
+P = ParamSpec("P")
+R = TypeVar("R")
 
-# Beyond this ratio of squared norm to squared distance the raw Gram matrix has lost
-# more digits than the rules can spare (2^-52 * 1e6 = 2e-10).
-CANCELLATION = 1e6
+# Vectors of which all that is done with their Gram matrix takes no time.
+_TINY = 16
 
 
 @dataclass(frozen=True)
@@ -130,6 +146,29 @@ class GramRule(Rule):
         return weighted_sum(clients, weighing.weights), weighing
 
 
+@lru_cache(maxsize=1)
+def _controller() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+def single_threaded(function: Callable[P, R]) -> Callable[P, R]:
+    """Run a method of a Gram matrix on one BLAS thread.
+
+    Small eigenproblems are far slower on two. Tiny ones are on one anyway, and to see
+    to it would cost them more than they take.
+    """
+
+    @wraps(function)
+    def limited(*args: P.args, **kwargs: P.kwargs) -> R:
+        gram = args[1] if len(args) > 1 else None
+        if isinstance(gram, np.ndarray) and gram.shape[-1] <= _TINY:
+            return function(*args, **kwargs)
+        with _controller().limit(limits=1, user_api="blas"):
+            return function(*args, **kwargs)
+
+    return limited
+
+
 class CoordinatewiseRule(Rule):
     """A rule that works on each coordinate alone."""
 
@@ -185,53 +224,10 @@ def check_vectors(vectors: Floats | Clients, f: int) -> Clients:
     return clients
 
 
-def careful_gram(clients: Clients, f: int) -> FloatArray:
-    """Return the Gram matrix, centred where the raw one would cancel.
-
-    The centre is the client with n - f clients nearest around it: outliers cannot
-    choose it, and the result is as good as raw up to a common translation, which no
-    rule here can see.
-    """
-    raw = finite_gram(gram(clients))
-    distances = squared_distances(raw)
-    radii = np.partition(distances, len(raw) - f - 1, axis=1)[:, len(raw) - f - 1]
-    centre = int(np.argmin(radii))
-    if raw[centre, centre] <= CANCELLATION * radii[centre]:
-        return raw
-    return finite_gram(gram(clients, centre))
-
-
-def finite_gram(gram: FloatArray) -> FloatArray:
-    """Return the Gram matrix, or raise a ValueError if it holds what is no number."""
-    if not np.isfinite(gram).all():
-        client = int(np.flatnonzero(~np.isfinite(np.diag(gram)))[:1].sum())
-        raise ValueError(
-            f"the Gram matrix is not finite (client {client}); squared norms must stay "
-            "below 1e308, so scale the vectors down or exclude that client"
-        )
-    return gram
-
-
-def check_gram(gram: FloatArray, f: int) -> FloatArray:
-    """Return a Gram matrix as float64, or raise a ValueError that says why not."""
-    gram = np.asarray(gram, dtype=np.float64)
-    if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
-        raise ValueError(f"gram has shape {gram.shape}; give an (n, n) array")
-    check_num_malicious(len(gram), f)
-    return finite_gram(gram)
-
-
 def check_positive(name: str, value: float) -> None:
     """Refuse what is not finite and above 0."""
     if not 0.0 < value < np.inf:
         raise ValueError(f"{name}={value} must be finite and above 0")
-
-
-def subset_weights(n: int, subset: Sequence[int] | NDArray[np.intp]) -> FloatArray:
-    """Return the weights, (n,), of the plain mean of a subset."""
-    weights = np.zeros(n)
-    weights[subset] = 1.0 / len(subset)
-    return weights
 
 
 def _float_layer(layer: NDArray[np.generic]) -> Floats:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,21 @@ class Attack(ABC):
     # Whether the adversaries' vectors are made from the honest ones. An attack on data
     # has nothing to make: its nodes run the honest protocol, and their replies stand.
     replaces_vectors: ClassVar[bool] = True
+
+    @property
+    def wants_gradient(self) -> bool:
+        """Whether the adversaries make use of a gradient of their own."""
+        return False
+
+    def informed(self, gradient: FloatArray) -> Self:
+        """Return the attack of adversaries who know a gradient, if that is of use.
+
+        Parameters
+        ----------
+        gradient : (d,) array
+            Of the loss on the adversaries' own examples, at the model of the step.
+        """
+        return self
 
     def __call__(
         self,

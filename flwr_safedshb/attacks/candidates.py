@@ -14,10 +14,13 @@ import numpy as np
 
 from flwr_safedshb.aggregation import NNM, GramRule
 from flwr_safedshb.aggregation.gram import FloatArray
+from flwr_safedshb.aggregation.rule import CoordinatewiseRule
 from flwr_safedshb.attacks.base import Aggregate
 
-# Values in the Gram matrices that are made at a time.
-_AT_A_TIME = 2**21
+# What is made at a time: values of Gram matrices, of which rules make many times more,
+# few enough for a processor's cache; and values of vectors.
+_PRODUCTS, _LEAST = 2**12, 32
+_VALUES = 2**18
 
 # Harms that differ by less than this fraction, or by round-off, are a tie.
 RESOLUTION = 1e-9
@@ -66,6 +69,8 @@ def harms(
     """
     if has_weights(aggregate):
         return _weighed(len(honest), candidates, f, aggregate, along)
+    if isinstance(aggregate, CoordinatewiseRule):
+        return _reduced(honest, candidates, f, aggregate, along)
     return _aggregated(honest, candidates, f, aggregate, along)
 
 
@@ -135,11 +140,30 @@ def _weighed(
 def _rows(h: int, candidates: Candidates) -> Iterator[FloatArray]:
     """Yield what all n send in terms of the basis, (part of g, n, r)."""
     g, f, r = candidates.shares.shape
-    part = max(1, _AT_A_TIME // (h + f) ** 2)
+    part = max(_LEAST, _PRODUCTS // (h + f) ** 2)
     for start in range(0, g, part):
         shares = candidates.shares[start : start + part]
         honest = np.broadcast_to(np.eye(h, r), (len(shares), h, r))
         yield np.concatenate((honest, shares), axis=1)
+
+
+def _reduced(
+    honest: FloatArray,
+    candidates: Candidates,
+    f: int,
+    rule: CoordinatewiseRule,
+    along: FloatArray | None,
+) -> FloatArray:
+    """Return harms, (g,), by a rule to which many candidates are many coordinates."""
+    mean, n = honest.mean(axis=0), len(honest) + f
+    part = max(1, _VALUES // (n * len(mean)))
+    found = []
+    for start in range(0, len(candidates.shares), part):
+        sent = candidates.shares[start : start + part] @ candidates.basis + mean
+        columns = np.tile(honest, len(sent)), np.hstack(sent)
+        moved = rule.reduce(np.vstack(columns), f).reshape(len(sent), -1) - mean
+        found.append(np.linalg.norm(moved, axis=1) if along is None else moved @ along)
+    return np.concatenate(found)
 
 
 def _aggregated(

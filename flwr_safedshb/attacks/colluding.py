@@ -8,12 +8,17 @@ much farther before a rule sees them as more spread than the honest ones.
 No proven bound is broken by that. (f, kappa)-robustness allows an error of
 sqrt(kappa lambda_max), and where that exceeds the gradient, adversaries can stop the
 training: these attacks find out.
+
+What honest clients send are momentums, averages over many steps, that lag behind the
+gradient. Colluders who hold examples of their own know better: `gradient` is theirs at
+the model of the step, and what an aggregate does to their loss is, to first order, its
+inner product with that.
 """
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,40 +32,24 @@ from flwr_safedshb.attacks.candidates import (
     harms,
     worst,
 )
+from flwr_safedshb.attacks.rays import (
+    DIRECTIONS,
+    Direction,
+    Rays,
+    directions,
+    farthest,
+    radius,
+    rays_from,
+)
 
 # How far the colluders go, in units of the honest vectors' root mean squared distance
-# from their mean: five values a decade, and 0, which copies the client alone.
-SCALES = (0.0, *(float(scale) for scale in np.geomspace(0.1, 10.0, 11)))
+# from their mean: four values a decade, and 0, which copies the client alone.
+SCALES = (0.0, *(float(scale) for scale in np.geomspace(0.1, 10.0, 9)))
 # A rule gives way in proportion to the scale until it rejects the colluders, so the
 # last step before that decides: the best few rays are searched again, this much finer.
-_REFINED, _FINER = 12, 6
+_REFINED, _FINER = 8, 6
 
-Aim = Literal["descent", "distance"]
-Direction = Literal["mean", "deviation", "spectrum"]
-DIRECTIONS: tuple[Direction, ...] = ("mean", "deviation", "spectrum")
-
-
-@dataclass(frozen=True)
-class Rays:
-    """Where the colluders may stand, and which way they may go from there.
-
-    Attributes
-    ----------
-    basis : (r, d) array
-        As in `Candidates`.
-    starts, moves : (p, f, r) array
-        On ray k at scale c, adversary j sends mean + (starts + c moves)[k, j] @ basis.
-    """
-
-    basis: FloatArray
-    starts: FloatArray
-    moves: FloatArray
-
-    def at(self, rays: NDArray[np.intp] | slice, scales: FloatArray) -> Candidates:
-        """Return rays at scales, each of the first at each of its own, (p, s)."""
-        starts, moves = self.starts[rays, None], self.moves[rays, None]
-        shares = starts + scales[:, :, None, None] * moves
-        return Candidates(self.basis, shares.reshape(-1, *shares.shape[2:]))
+Aim = Literal["descent", "loss", "distance"]
 
 
 @dataclass(frozen=True)
@@ -72,17 +61,24 @@ class ColludingAttack(Attack):
     scales : increasing sequence of float
         How far along a ray is tried at first.
     places : int
-        How many honest clients the colluders consider, those first whose vectors agree
-        least with the mean.
+        How many honest clients the colluders consider, those first that are farthest
+        where they want to go.
+    gradient : (d,) array, optional
+        On the adversaries' own examples, at the model of the step.
     """
 
     scales: Sequence[float] = SCALES
     places: int = 8
+    gradient: FloatArray | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_grid("scales", self.scales, least=2)
         if self.places < 1:
             raise ValueError(f"places={self.places} must be at least 1")
+
+    def informed(self, gradient: FloatArray) -> Self:
+        """Return the attack of colluders who know a gradient."""
+        return replace(self, gradient=gradient)
 
     @abstractmethod
     def rays(self, honest: FloatArray, f: int) -> Rays:
@@ -127,6 +123,18 @@ class ColludingAttack(Attack):
         up = grid[best][:, None] + share * (above - grid[best])[:, None]
         return np.hstack((down, up))
 
+    def uphill(self, honest: FloatArray) -> FloatArray | None:
+        """Return the unit vector against the gradient, or else against the mean.
+
+        None if that is zero.
+        """
+        way = honest.mean(axis=0) if self.gradient is None else self.gradient
+        length = np.linalg.norm(way)
+        if not length:
+            return None
+        up: FloatArray = -way / length
+        return up
+
 
 @dataclass(frozen=True)
 class MimicShift(ColludingAttack):
@@ -138,15 +146,16 @@ class MimicShift(ColludingAttack):
     ----------
     scales : increasing sequence of float
         Of the shift, in units of the honest root mean squared distance.
-    places : int
+    places, gradient
         See `ColludingAttack`.
-    directions : sequence of "mean", "deviation", "spectrum"
-        The negated mean of the honest vectors, the standard deviations of their
-        coordinates, the direction in which they vary most; of the last two the side
-        that leads away from the mean.
-    aim : "descent" or "distance"
-        Whether to minimise the inner product of the aggregate with the honest mean, so
-        that the loss falls least, or to maximise their distance.
+    directions : sequence of "mean", "gradient", "deviation", "spectrum"
+        The negated mean of the honest vectors, the negated gradient of the adversaries'
+        own examples, the standard deviations of the coordinates, the direction in which
+        honest vectors vary most; of the last two the side that leads away.
+    aim : "descent", "loss" or "distance"
+        Whether to minimise the inner product of the aggregate with the honest mean, or
+        that with the gradient, which is how much the training loss falls, or to
+        maximise the distance from the mean.
     """
 
     directions: Sequence[Direction] = ("mean",)
@@ -159,17 +168,37 @@ class MimicShift(ColludingAttack):
                 f"directions={self.directions} must name one or more of "
                 f"{', '.join(DIRECTIONS)}"
             )
-        if self.aim not in ("descent", "distance"):
-            raise ValueError(f"aim={self.aim!r} must be descent or distance")
+        if self.aim not in ("descent", "loss", "distance"):
+            raise ValueError(f"aim={self.aim!r} must be descent, loss or distance")
 
     def rays(self, honest: FloatArray, f: int) -> Rays:
         """Return every client with every direction."""
-        shifts = _directions(honest, self.directions)
-        return _rays(honest, f, _clients(honest, self.places), shifts)
+        if self.gradient is None and self.wants_gradient:
+            raise ValueError(
+                "the adversaries know no gradient: give them one as gradient=..., or "
+                "to AdversarialGrid a function that computes it"
+            )
+        up = self._way(honest)
+        shifts = directions(honest, up, self.directions)
+        return rays_from(honest, f, farthest(honest, up, self.places), shifts)
+
+    @property
+    def wants_gradient(self) -> bool:
+        """Whether a direction or the aim is made of it."""
+        return self.aim == "loss" or "gradient" in self.directions
+
+    def _way(self, honest: FloatArray) -> FloatArray:
+        """Return the way up the loss; zero where there is none."""
+        known = self if self.wants_gradient else replace(self, gradient=None)
+        up = known.uphill(honest)
+        return np.zeros(honest.shape[1]) if up is None else up
 
     def along(self, honest: FloatArray) -> FloatArray | None:
         """Return the way up the loss, or None."""
-        return _uphill(honest) if self.aim == "descent" else None
+        if self.aim == "distance":
+            return None
+        known = self if self.aim == "loss" else replace(self, gradient=None)
+        return known.uphill(honest)
 
 
 @dataclass(frozen=True)
@@ -191,9 +220,9 @@ class Drift(ColludingAttack):
 
     def rays(self, honest: FloatArray, f: int) -> Rays:
         """Return all places to stand, with the one direction."""
-        shift = _radius(honest) * self.along(honest)
-        places = [None, *_clients(honest, self.places)]
-        return _rays(honest, f, places, shift[None])
+        way = self.along(honest)
+        places = [None, *farthest(honest, way, self.places)]
+        return rays_from(honest, f, places, radius(honest) * way[None])
 
     def along(self, honest: FloatArray) -> FloatArray:
         """Return the direction of the run, (d,)."""
@@ -210,83 +239,28 @@ class Strongest(ColludingAttack):
     and send equal vectors or vectors that spread as the honest ones do. On these rays
     lie `FOE`, `SignFlip`, `Zero`, `Mimic`, `MimicShift`, and `ALIE`, `MinMax` and
     `MinSum` where they lead away from the mean. What counts is how little the loss
-    falls.
+    falls: that of the adversaries' own examples, or else as the honest mean tells.
 
     Parameters
     ----------
-    scales, places
+    scales, places, gradient
         As for `MimicShift`.
     """
 
+    @property
+    def wants_gradient(self) -> bool:
+        """Yes, though they do without where there is none."""
+        return True
+
     def rays(self, honest: FloatArray, f: int) -> Rays:
         """Return the families together."""
-        shifts = _directions(honest, DIRECTIONS)
-        places = [None, *_clients(honest, self.places)]
-        equal = _rays(honest, f, places, shifts)
-        # The j-th adversary adds what the j-th honest client is off the mean.
-        own = np.eye(len(equal.basis))[np.arange(f) % len(honest)]
-        return Rays(
-            equal.basis,
-            np.vstack((equal.starts, equal.starts + own)),
-            np.vstack((equal.moves, equal.moves)),
-        )
+        up = self.uphill(honest)
+        way = np.zeros(honest.shape[1]) if up is None else up
+        names = [n for n in DIRECTIONS if n != "gradient" or self.gradient is not None]
+        places = [None, *farthest(honest, way, self.places)]
+        shifts = directions(honest, way, names)
+        return rays_from(honest, f, places, shifts).spread(len(honest))
 
     def along(self, honest: FloatArray) -> FloatArray | None:
         """Return the way up the loss."""
-        return _uphill(honest)
-
-
-def _rays(
-    honest: FloatArray, f: int, places: Sequence[int | None], shifts: FloatArray
-) -> Rays:
-    """Return a ray from each place, a client or the mean, along each shift, (s, d)."""
-    h = len(honest)
-    basis = np.vstack((honest - honest.mean(axis=0), shifts))
-    unit = np.eye(len(basis))
-    nowhere = np.zeros(len(basis))
-    starts = [nowhere if place is None else unit[place] for place in places]
-    pairs = [(start, move) for start in starts for move in unit[h:]]
-    both = np.repeat(np.array(pairs)[:, :, None], f, axis=2)
-    return Rays(basis, both[:, 0], both[:, 1])
-
-
-def _clients(honest: FloatArray, count: int) -> list[int]:
-    """Return the clients that agree least with the mean."""
-    agreement = honest @ honest.mean(axis=0)
-    return [int(i) for i in np.argsort(agreement, kind="stable")[:count]]
-
-
-def _directions(honest: FloatArray, names: Sequence[Direction]) -> FloatArray:
-    """Return the directions that lead away from the mean, (s, d), one radius long."""
-    mean, radius = honest.mean(axis=0), _radius(honest)
-    found = np.empty((len(names), honest.shape[1]))
-    for direction, name in zip(found, names, strict=True):
-        if name == "mean":
-            direction[:] = mean
-        elif name == "deviation":
-            direction[:] = honest.std(axis=0)
-        else:
-            centred = honest - mean
-            direction[:] = centred.T @ np.linalg.eigh(centred @ centred.T)[1][:, -1]
-    lengths = np.linalg.norm(found, axis=1)
-    sides = np.where(found @ mean > 0.0, -radius, radius)
-    factors = np.divide(sides, lengths, out=np.zeros_like(lengths), where=lengths > 0.0)
-    found *= factors[:, None]
-    return found
-
-
-def _radius(honest: FloatArray) -> float:
-    """Return the root mean squared distance to the mean; of equal vectors, the norm."""
-    mean = honest.mean(axis=0)
-    radius = np.sqrt(np.square(honest - mean).sum(axis=1).mean())
-    return float(radius) or float(np.linalg.norm(mean))
-
-
-def _uphill(honest: FloatArray) -> FloatArray | None:
-    """Return the unit vector against the honest mean; None if that is zero."""
-    mean = honest.mean(axis=0)
-    length = np.linalg.norm(mean)
-    if not length:
-        return None
-    uphill: FloatArray = -mean / length
-    return uphill
+        return self.uphill(honest)

@@ -49,6 +49,7 @@ from flwr_safedshb.theory.spread import (
     noise_spread,
     spectral_factor,
 )
+from flwr_safedshb.theory.standing import swing, withstands
 from flwr_safedshb.theory.trilemma import Term, Trilemma
 from flwr_safedshb.theory.upper import (
     closed_form_noise_std,
@@ -115,5 +116,7 @@ __all__ = [
     "strongly_convex_bound",
     "strongly_convex_bound_paper",
     "strongly_convex_corollary",
+    "swing",
     "term_violations",
+    "withstands",
 ]

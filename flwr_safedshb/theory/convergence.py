@@ -96,8 +96,9 @@ def strongly_convex_bound_paper(
 ) -> Bound:
     """Bound E[L(theta_T) - L*] under `StronglyConvex` as the paper's proof does.
 
-    4 a1 kappa Gcov^2/mu + 2 a1^2 L sbar^2/(mu^2 T') + 2 a1^2 L^2 L0/(mu^2 T'^2) with
-    T' = T + a1 L/mu. **The theorem is printed with T in place of T'**, which is weaker.
+    4 a1 kappa Gcov^2/mu + 2 a1^2 L sbar^2/(mu^2 T') + a1^2 L^2 L0/(mu^2 T'^2) with
+    T' = T + a1 L/mu. **The theorem is printed with T in place of T'**, and with twice
+    the last term, which is weaker.
     Parameters as in `strongly_convex_bound`; sbar^2 is `effective_variance_paper`.
     """
     late = _late(smoothness, strong_convexity, steps)
@@ -106,7 +107,7 @@ def strongly_convex_bound_paper(
     return Bound(
         heterogeneity=4.0 * A1 * kappa * heterogeneity**2 / strong_convexity,
         noise=2.0 * A1**2 * smoothness * effective_variance / (square * late),
-        start=2.0 * A1**2 * smoothness**2 * initial_gap / (square * late**2),
+        start=A1**2 * smoothness**2 * initial_gap / (square * late**2),
     )
 
 

@@ -49,6 +49,7 @@ from flwr_safedshb.attacks import (
     harms,
     most_harmful_tau,
 )
+from simulations.sleeper import Sleeper
 from tests.configured import configured
 from tests.oracles import Floats
 
@@ -141,7 +142,7 @@ def test_randomness_comes_from_the_generator_alone(attack: Attack) -> None:
 def test_who_hides_sends_the_same_vector(attack: Attack) -> None:
     sent = send(attack, vectors(), 3)
     same = np.array_equal(sent, sent[[0, 0, 0]])
-    spreads = Gaussian | NonFinite | HugeNorm | FarCluster | Strongest
+    spreads = Gaussian | NonFinite | HugeNorm | FarCluster | Strongest | Sleeper
     assert same or isinstance(attack, spreads)
     assert not same or not isinstance(attack, Gaussian | FarCluster)
 

@@ -137,6 +137,44 @@ def test_nothing_does_more_harm_than_the_strongest(rule: Rule, offset: float) ->
             assert most >= harm - 0.05 * abs(harm) - 1e-9, other
 
 
+@every_rule
+def test_colluders_who_know_a_gradient_work_against_it(rule: Rule) -> None:
+    """Against it, not against the mean, even where the two lead apart."""
+    honest, rng = vectors(2), np.random.default_rng(0)
+    gradient = np.random.default_rng(1).normal(size=12)
+    mean = honest.mean(axis=0)
+
+    def fallen(attack: Attack) -> float:
+        sent = attack(honest, 3, rng, rule)
+        return float((rule(np.vstack((honest, sent)), 3) - mean) @ gradient)
+
+    known = fallen(Strongest().informed(gradient))
+    ways = MimicShift(directions=("gradient",), aim="loss").informed(gradient)
+    assert known < 0.0
+    assert known <= fallen(Strongest()) + 1e-9
+    assert known <= 0.95 * fallen(ways)
+
+
+def test_mimic_shift_against_a_gradient_goes_that_way_from_a_client() -> None:
+    honest, gradient = vectors(5), np.random.default_rng(1).normal(size=12)
+    attack = MimicShift(directions=("gradient",), aim="loss", gradient=gradient)
+    sent = attack(honest, 3, np.random.default_rng(0), SMEA())
+    off = sent[0] - honest
+    sizes = np.linalg.norm(off, axis=1) * np.linalg.norm(gradient)
+    assert (off @ -gradient / sizes).max() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("options", [{"aim": "loss"}, {"directions": ("gradient",)}])
+def test_who_needs_a_gradient_and_has_none_says_so(options: dict[str, object]) -> None:
+    attack = MimicShift(**options)  # type: ignore[arg-type]
+    assert attack.wants_gradient
+    with pytest.raises(ValueError, match="know no gradient"):
+        attack(vectors(0), 2, np.random.default_rng(0), SMEA())
+    # What has no use for one stays what it is.
+    assert not MimicShift().wants_gradient
+    assert FOE().informed(np.ones(12)) == FOE()
+
+
 def test_colluders_at_a_client_go_farther_than_from_the_mean() -> None:
     """SMEA leaves more room there than `FOE` uses: always some, often a third."""
     ratios = []
@@ -192,9 +230,9 @@ def test_honest_vectors_that_are_equal_or_zero(attack: ColludingAttack) -> None:
         ({"scales": (0.0, np.inf)}, "finite"),
         ({"scales": (2.0, 1.0)}, "increase"),
         ({"places": 0}, "at least 1"),
-        ({"directions": ("up",)}, "mean, deviation, spectrum"),
+        ({"directions": ("up",)}, "mean, gradient, deviation, spectrum"),
         ({"directions": ()}, "one or more"),
-        ({"aim": "harm"}, "descent or distance"),
+        ({"aim": "harm"}, "descent, loss or distance"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, object], words: str) -> None:

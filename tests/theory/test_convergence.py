@@ -15,11 +15,11 @@ def test_strongly_convex_bounds_by_hand() -> None:
     # L = 2, mu = 1/2, kappa = 1/2, Gcov = 3, sbar^2 = 1/4, L0 = 5, T = 40: T' = 1000.
     given = (2.0, 0.5, 0.5, 3.0, 0.25, 5.0, 40)
     paper = theory.strongly_convex_bound_paper(*given)
-    # 960/2 * 9/(1/2); 115200 * 2/4/(1000/4); 115200 * 4 * 5/(10^6/4).
+    # 960/2 * 9/(1/2); 115200 * 2/4/(1000/4); 57600 * 4 * 5/(10^6/4).
     assert paper.heterogeneity == pytest.approx(8640)
     assert paper.noise == pytest.approx(230.4)
-    assert paper.start == pytest.approx(9.216)
-    assert paper.total == pytest.approx(8879.616)
+    assert paper.start == pytest.approx(4.608)
+    assert paper.total == pytest.approx(8875.008)
     ours = theory.strongly_convex_bound(*given)
     # 2.3/2 * 9/(1/2); 302 * 2/4/(1000/4); 5.5 * 0.96^10.
     assert ours.heterogeneity == pytest.approx(20.7)
@@ -82,9 +82,9 @@ def test_without_convexity_as_the_paper_scales_it(
 
 
 def test_the_papers_bound_at_the_start_is_what_its_proof_has() -> None:
-    # T' = a1 L/mu + T: twice the gap at T = 0, where the printed T would be infinite.
+    # T' = a1 L/mu + T: the gap itself at T = 0, where the printed T makes it infinite.
     bound = theory.strongly_convex_bound_paper(1.0, 0.25, 0.0, 0.0, 0.0, 3.0, 1)
-    assert bound.start == pytest.approx(6.0, rel=0.01)
+    assert bound.start == pytest.approx(3.0, rel=0.01)
 
 
 class Worst:

@@ -96,6 +96,16 @@ def test_noise_does_not_enter_a_drift_by_its_own_spread_alone() -> None:
     assert second.mean() > wished + 20 * error
 
 
+def test_no_constant_before_the_noise_mends_it() -> None:
+    """With 36 (1 + d/h) for the noise, as in the paper, it fails at smaller noise."""
+    first, second = drifts(CROSS, [0.0, 0.5], 0.005, draws=20_000)
+    wished = 0.5 * first.mean() + 0.5 * 0.25 + 0.25 * 36 * 1.5 * 0.005**2
+    error = second.std() / np.sqrt(20_000)
+    assert second.mean() == pytest.approx(0.25242, abs=5e-5)
+    assert wished == pytest.approx(0.25205, abs=5e-5)
+    assert second.mean() > wished + 20 * error
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.3, 2.0])
 @pytest.mark.parametrize("betas", [[0.0, 0.5, 0.5, 0.9], [0.9] * 12, [0.0] * 3])
 def test_drifts_stay_below_their_bounds(noise: float, betas: list[float]) -> None:

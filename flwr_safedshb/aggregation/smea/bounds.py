@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation.gram import (
     FloatArray,
+    Subset,
     nearest_sums,
     squared_distances,
 )
 from flwr_safedshb.aggregation.smea.budget import Budget, passes
 from flwr_safedshb.aggregation.smea.roots import Spectrum
-from flwr_safedshb.aggregation.spectral import Subset
 
 # The game is played in so many of the vectors' principal directions, for so many
 # rounds; the larger the rate, the more uneven the metric.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flwr_safedshb.aggregation.gram import FloatArray
+from flwr_safedshb.aggregation.gram import FloatArray, Subset, scatter_gram
 from flwr_safedshb.aggregation.smea.budget import DECOMPOSITION, Budget, passes
 from flwr_safedshb.aggregation.smea.loops import IntArray
 from flwr_safedshb.aggregation.smea.stack import (
@@ -33,7 +33,6 @@ from flwr_safedshb.aggregation.smea.stack import (
     inverse,
     new_stack,
 )
-from flwr_safedshb.aggregation.spectral import Subset, scatter_gram
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,12 @@ from typing import ClassVar
 import numpy as np
 
 from flwr_safedshb.aggregation.gram import (
+    RESOLUTION,
     FloatArray,
+    Subset,
     outermost_first,
+    scatter_gram,
+    scatter_lambda,
     squared_distances,
 )
 from flwr_safedshb.aggregation.rule import (
@@ -24,13 +28,6 @@ from flwr_safedshb.aggregation.rule import (
     Notion,
     Weighing,
     check_gram,
-    subset_weights,
-)
-from flwr_safedshb.aggregation.spectral import (
-    RESOLUTION,
-    Subset,
-    scatter_gram,
-    scatter_lambda,
     single_threaded,
 )
 from flwr_safedshb.theory import kappa_smea, kappa_smea_paper
@@ -74,9 +71,7 @@ class SMEA(GramRule):
         """Return 4f/(n-2f), the constant of an exact answer."""
         return kappa_smea(n, f)
 
-    def paper_kappa(self, n: int, f: int) -> float:
-        """Return 4f(n-f)/(n-2f)^2."""
-        return kappa_smea_paper(n, f)
+    paper_kappa = staticmethod(kappa_smea_paper)
 
     @single_threaded
     def weigh(self, gram: FloatArray, f: int) -> Weighing:
@@ -95,7 +90,7 @@ class SMEA(GramRule):
             subset = np.sort(order[chosen])
         gap = smallest / bound - 1.0 if bound > 0.0 else math.inf
         return Weighing(
-            weights=subset_weights(n, subset),
+            weights=np.bincount(subset, minlength=n) / m,
             subset=subset,
             lambda_max=smallest / m,
             lower_bound=bound / m,
@@ -107,9 +102,10 @@ class SMEA(GramRule):
         g, n = len(grams), grams.shape[-1]
         if f == 0 or g == 0 or math.comb(n, f) > ENUMERATED:
             return super().weigh_many(grams, f)
-        return self._enumerate_many(
-            np.array([check_gram(gram, f) for gram in grams]), f
-        )
+        check_gram(grams[0], f)
+        if not np.isfinite(grams).all():
+            grams = np.array([check_gram(gram, f) for gram in grams])
+        return self._enumerate_many(grams, f)
 
     @single_threaded
     def _enumerate_many(self, grams: FloatArray, f: int) -> FloatArray:
@@ -148,9 +144,10 @@ def _enumerate(distances: FloatArray, m: int) -> tuple[Subset, FloatArray]:
     values : (g,) array
         Largest eigenvalue of the scatter of each.
     """
-    subsets = _subsets(distances.shape[-1], m)
-    blocks = distances[:, subsets[:, :, None], subsets[:, None, :]]
-    scatters = scatter_gram(blocks)
+    g, n = distances.shape[:2]
+    subsets, places = _subsets(n, m)
+    blocks = np.take(distances.reshape(g, n * n), places, axis=1)
+    scatters = scatter_gram(blocks.reshape(g, len(subsets), m, m))
     lowest, highest = _eigenvalue_bounds(scatters)
     within = 1.0 + 2 * RESOLUTION  # what ties with the best is looked at, too
     open_ = lowest <= within * highest.min(axis=1, keepdims=True)
@@ -186,5 +183,7 @@ def _eigenvalue_bounds(scatters: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 @lru_cache(maxsize=32)
-def _subsets(n: int, m: int) -> Subset:
-    return np.array(list(combinations(range(n), m)), dtype=np.intp)
+def _subsets(n: int, m: int) -> tuple[Subset, Subset]:
+    """Return all subsets, and where their blocks are in an (n, n) array, flat."""
+    subsets = np.array(list(combinations(range(n), m)), dtype=np.intp)
+    return subsets, (n * subsets[:, :, None] + subsets[:, None, :]).reshape(-1)

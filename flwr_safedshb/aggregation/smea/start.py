@@ -5,9 +5,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_safedshb.aggregation.gram import FloatArray, nearest_sums
+from flwr_safedshb.aggregation.gram import (
+    FloatArray,
+    Subset,
+    nearest_sums,
+    scatter_gram,
+    scatter_lambda,
+)
 from flwr_safedshb.aggregation.smea.budget import DECOMPOSITION, Budget, passes
-from flwr_safedshb.aggregation.spectral import Subset, scatter_gram, scatter_lambda
 
 # Products with the scatter that its top direction is taken from; the next one starts
 # from it.

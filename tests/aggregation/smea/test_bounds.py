@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from flwr_safedshb.aggregation.gram import squared_distances
+from flwr_safedshb.aggregation.gram import scatter_lambda, squared_distances
 from flwr_safedshb.aggregation.smea.bounds import (
     coordinates,
     game_bound,
@@ -15,7 +15,6 @@ from flwr_safedshb.aggregation.smea.bounds import (
 from flwr_safedshb.aggregation.smea.budget import Budget
 from flwr_safedshb.aggregation.smea.roots import spectrum
 from flwr_safedshb.aggregation.smea.start import shrink, start
-from flwr_safedshb.aggregation.spectral import scatter_lambda
 from tests.oracles import FAMILIES, Floats, brute_force_smea, family, subsets
 
 
