@@ -35,10 +35,11 @@ from .attacks import (
     Strongest as Strongest,
     Zero as Zero,
 )
-from .client.client import (
-    SafeDSHBClient as SafeDSHBClient,
-    client_app as client_app,
-)
+from .client.app import client_app as client_app
+from .client.client import SafeDSHBClient as SafeDSHBClient
+from .client.evaluation import PrivateEvaluation as PrivateEvaluation
+from .deployment.accountant import PLDAccountant as PLDAccountant
+from .exchange.model import trained_arrays as trained_arrays
 from .grids.adversarial import AdversarialGrid as AdversarialGrid
 from .grids.batched import BatchedGrid as BatchedGrid
 from .grids.in_process import InProcessGrid as InProcessGrid
@@ -63,6 +64,8 @@ from .privacy.randomness.noise import (
     SecureRandomness as SecureRandomness,
     SeededRandomness as SeededRandomness,
 )
+from .server.classic import ClassicStrategy as ClassicStrategy
+from .server.checkpoint import load_checkpoint as load_checkpoint
 from .server.strategy import SafeDSHB as SafeDSHB
 from .theory import heterogeneity as heterogeneity
 

@@ -6,7 +6,9 @@ change what it keeps.
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import stat
 import tempfile
 from collections.abc import Callable
@@ -69,11 +71,27 @@ def private_folder(path: Path) -> Path:
     if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(f"others can write to {real}: chmod go-w {real}")
     for place in real.parents:
-        mode = place.stat().st_mode
+        about = place.stat()
         # In a sticky folder, such as /tmp, nobody renames what is another's.
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        if about.st_mode & stat.S_ISVTX:
+            continue
+        if about.st_mode & stat.S_IWOTH:
             raise PermissionError(f"everybody can write to {place}: chmod o-w {place}")
+        if about.st_mode & stat.S_IWGRP and _is_shared(about.st_gid):
+            others = f"others of group {about.st_gid}"
+            raise PermissionError(f"{others} can write to {place}: chmod g-w {place}")
     return path
+
+
+def _is_shared(group: int) -> bool:
+    """Say whether a group has others than this user and root, or may have."""
+    try:
+        names = {*grp.getgrgid(group).gr_mem}
+    except KeyError:
+        return True
+    users = [u for u in pwd.getpwall() if u.pw_name in names or u.pw_gid == group]
+    known = {user.pw_name for user in users}
+    return bool(names - known) or not {u.pw_uid for u in users} <= {0, os.geteuid()}
 
 
 def _make_folder(path: Path, mode: int) -> None:

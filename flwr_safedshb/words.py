@@ -4,8 +4,8 @@ A server names its runs, and a node keeps these names for years, shows them in a
 terminal and exports them to spreadsheets. A terminal obeys some characters, and a
 spreadsheet takes some texts for formulas.
 
->>> is_plain("run-2.b"), is_plain("=1+1"), is_plain("a b")
-(True, False, False)
+>>> [bool(PLAIN.fullmatch(name)) for name in ("run-2.b", "=1+1", "a b")]
+[True, False, False]
 >>> print(shown("red \x1b[31m"))
 red \x1b[31m
 >>> cell("=1+1")
@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import re
 
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-# By what a spreadsheet tells a formula.
-_FORMULA = ("=", "+", "-", "@")
-
-
-def is_plain(name: str) -> bool:
-    """Say whether a name is up to 64 letters, digits, dots, dashes and underscores."""
-    return _PLAIN.fullmatch(name) is not None
+# A name of up to 64 letters, digits, dots, dashes and underscores.
+PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+# By what a spreadsheet tells a formula, in any script; and what some take for the end
+# of a cell.
+_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+_ENDS = ";|"
 
 
 def shown(text: str) -> str:
@@ -38,8 +36,8 @@ def shown_lines(text: str) -> str:
 
 def cell(text: str) -> str:
     """Return a text for a cell of a table that no spreadsheet takes for a formula."""
-    safe = shown(text)
-    return f"'{safe}" if safe.lstrip().startswith(_FORMULA) else safe
+    safe = "".join(f"\\x{ord(c):02x}" if c in _ENDS else c for c in shown(text))
+    return f"'{safe}" if safe.lstrip(" '\"").startswith(_FORMULA) else safe
 
 
 def _escaped(character: str) -> str:

@@ -82,12 +82,17 @@ def same(first: Layers, second: Layers) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def send(app: ClientApp, legacy: bool = False, kind: str = "train") -> list[Message]:
+def send(
+    app: ClientApp,
+    legacy: bool = False,
+    kind: str = "train",
+    arrays: ArrayRecord | None = None,
+) -> list[Message]:
     prefix = ("fitins.parameters", "fitins.config") if legacy else ("arrays", "config")
     grid = InProcessGrid(app, 1)
     content = RecordDict(
         {
-            prefix[0]: ArrayRecord([*THETA]),
+            prefix[0]: ArrayRecord([*THETA]) if arrays is None else arrays,
             prefix[1]: ConfigRecord({"step": 0, "momentum": 0.5}),
         }
     )

@@ -7,7 +7,8 @@ from hydra.utils import instantiate
 
 from simulations.config import composed, resolved
 from simulations.data import fingerprint
-from simulations.results.record import FORMAT, RunRecord, versions
+from simulations.results.record import FORMAT, versions
+from simulations.results.schema import RunRecord
 
 
 def made_up(
@@ -28,6 +29,8 @@ def made_up(
             "left_out": [[1], []], "excluded": {}, "kappa": [1.0] * 2,
             "lambda_max": [1.0] * 2, "replies": [2] * 2, "skipped": [0] * 2,
         },
+        returned={"accuracy": accuracy, "test_loss": 0.2},
+        answers={"step": [], "accuracy": [], "low": [], "high": []}, by_node=[],
         privacy={
             "epsilon": 1.5, "delta": 1e-4, "steps": 2, "sampler": "s", "adjacency": "a",
             "accountant": "p", "num_examples": 3, "seeded_noise": True, "note": "n",

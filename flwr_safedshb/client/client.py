@@ -8,45 +8,44 @@ else that depends on the data leaves: no loss, no norm, no text of an exception.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sized
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from logging import ERROR
-from typing import cast
 
-from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    Message,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import Context
 from flwr.client import NumPyClient
-from flwr.clientapp import ClientApp
 from flwr.common import log
 from torch import nn
 
-from flwr_safedshb.client.node import RefusedError, admit
-from flwr_safedshb.client.step import Step, take_step
-from flwr_safedshb.exchange.arrays import MARK, Arrays, read, written
+from flwr_safedshb.client.dataset import Examples, Unpack, examples_of, num_examples
+from flwr_safedshb.client.evaluation import (
+    Evaluator,
+    Metrics,
+    PrivateEvaluation,
+    divided,
+    evaluate,
+    split_plans,
+)
+from flwr_safedshb.client.node import RefusedError, admit, admit_evaluation
+from flwr_safedshb.client.statement import statement
+from flwr_safedshb.client.step import Step, several, take_step
+from flwr_safedshb.exchange.arrays import MARK, STATE, Arrays
 from flwr_safedshb.exchange.model import ModelArrays
-from flwr_safedshb.flower.compat import Mod, objection, refilled
+from flwr_safedshb.flower.compat import Mod, objection
+from flwr_safedshb.privacy.clipping.examples import causes_shown
 from flwr_safedshb.privacy.clipping.gradients import (
     ClippedGradients,
     Loss,
     UnsupportedModelError,
 )
-from flwr_safedshb.privacy.gaussian import Data
 from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted, LedgerError
-from flwr_safedshb.privacy.plan import Clipping, PrivacyPlan
+from flwr_safedshb.privacy.plan import ALL, Clipping, PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import Randomness, SecureRandomness
-from flwr_safedshb.words import is_plain
+from flwr_safedshb.words import PLAIN
 
-__all__ = ["PrivateClientApp", "RefusedError", "SafeDSHBClient", "client_app"]
+__all__ = ["RefusedError", "SafeDSHBClient", "marked", "refusal"]
 
 Scalar = bool | bytes | float | int | str
-
-_METRICS = MetricRecord({"num-examples": 0})
 
 
 class SafeDSHBClient(NumPyClient):
@@ -58,16 +57,21 @@ class SafeDSHBClient(NumPyClient):
     Parameters
     ----------
     model : nn.Module
-        Its ``state_dict`` has the arrays that the server sends, in the same order.
-        Entries that are not trained are answered with zeros.
+        Its parameters with ``requires_grad`` are trained, and cross the wire by name.
     loss : callable (outputs, targets) -> Tensor
         One value per example, or a torch loss module.
-    dataset : Dataset of (input, target), or a pair of tensors
-        The private examples.
+    dataset : Dataset, sequence, or pair of arrays
+        The private examples: items that are pairs (input, target) or dicts, or whole
+        arrays of inputs and targets, all of them also nested.
     plan : PrivacyPlan
     context : Context
         Of the node. Its config may hold ``state-dir``, the directory of the privacy
         ledger, and the rules of a `NodePolicy`.
+    target : str, optional
+        Of items that are dicts, the key of the target. What is left is the input: a
+        dict of several entries is given to the model as keywords.
+    unpack : callable, optional
+        From an item of any other kind to its input and its target.
     weight_decay : float
         lambda, of the L2 penalty.
     max_epsilon, delta : float, optional
@@ -80,41 +84,55 @@ class SafeDSHBClient(NumPyClient):
     trusted_mods : collection of mods
         Mods of the ClientApp that leave the reply as it is. Under any other that is not
         known to do so, the client refuses to work.
+    evaluation : PrivateEvaluation, optional
+        Answer what models are worth on the data, with noise and charged as steps are.
+        Examples that it holds out do not train: the plan is for the others.
 
     Raises
     ------
     RefusedError
         If the node's policy forbids the plan, or the privacy of a run cannot be kept.
+    ValueError
+        If the first items of the dataset are not what was said.
     """
 
     def __init__(
         self,
         model: nn.Module,
         loss: Loss,
-        dataset: Data,
+        dataset: object,
         plan: PrivacyPlan,
         context: Context,
         *,
+        target: str | None = None,
+        unpack: Unpack | None = None,
         weight_decay: float = 0.0,
         max_epsilon: float | None = None,
         delta: float | None = None,
         randomness: Randomness | None = None,
         node_keys: Collection[str] = (),
         trusted_mods: Collection[Mod] = (),
+        evaluation: PrivateEvaluation | None = None,
     ) -> None:
-        size = len(dataset[0] if isinstance(dataset, tuple) else cast(Sized, dataset))
+        if plan.part != ALL:
+            raise ValueError(f"part={plan.part!r} of the plan is for the client to say")
+        self.randomness = SecureRandomness() if randomness is None else randomness
+        data = examples_of(dataset, target, unpack)
+        held_out = 0 if evaluation is None else evaluation.held_out
+        self.dataset = evaluated = data
+        if held_out:
+            self.dataset, evaluated = divided(data, num_examples(data), held_out)
+        size = num_examples(self.dataset)
         if size != plan.num_examples:
             raise ValueError(
                 f"num_examples={plan.num_examples} of the plan must be the size of the "
                 f"dataset, {size}; make the plan for this dataset"
             )
-        self.model = model
-        self.dataset = dataset
+        self.model, self.loss = model, loss
         self.plan = plan
         self.context = context
         self.weight_decay = weight_decay
         self.max_epsilon, self.delta = max_epsilon, delta
-        self.randomness = SecureRandomness() if randomness is None else randomness
         self.ledger = admit(
             context.node_config,
             plan,
@@ -123,6 +141,16 @@ class SafeDSHBClient(NumPyClient):
             secure_noise=self.randomness.private,
             node_keys=node_keys,
         )
+        if isinstance(data, Examples):
+            with causes_shown(not self.randomness.private):
+                data.refuse_unread(self.ledger is None)
+        self.evaluator: Evaluator | None = None
+        if evaluation is not None:
+            second = evaluation.plan(num_examples(evaluated))
+            admit_evaluation(context.node_config, second, node_keys)
+            if held_out:
+                self.plan, second = split_plans(plan, second, data, self.ledger)
+            self.evaluator = Evaluator(evaluation, evaluated, second)
         self.trusted_mods = trusted_mods
         self.gradients, self.arrays = _prepared(
             model, loss, plan.clip_norm, plan.clipping
@@ -131,20 +159,23 @@ class SafeDSHBClient(NumPyClient):
     def fit(
         self, parameters: Arrays, config: Mapping[str, Scalar]
     ) -> tuple[Arrays, int, dict[str, Scalar]]:
-        """Take one step.
+        """Take one step, or as many as the message asks for.
 
         Parameters
         ----------
         parameters : list of arrays
-            theta_t, as the ``state_dict`` of the model.
+            theta_t, the parameters that are trained, in the order of
+            ``model.parameters()``.
         config : mapping
             ``step`` (t), ``momentum`` (beta), and from `SafeDSHB` also ``session``,
-            the name of the run, and ``anchor``, whether it may come back to this step.
+            the name of the run, ``anchor``, whether it may come back to this step, and
+            ``local-steps`` (K) with their ``learning-rate`` (gamma).
 
         Returns
         -------
         momentum, num_examples, metrics
-            m_t in float32, m, and the mark of a momentum.
+            m_t in float32, or the mean of K of them, m, and the mark of a momentum; in
+            the last round also the run's ``epsilon`` and ``delta``, if there is one.
 
         Raises
         ------
@@ -153,12 +184,32 @@ class SafeDSHBClient(NumPyClient):
         if (reason := objection(self.trusted_mods)) is not None:
             raise RefusedError(reason)
         try:
-            momentum = take_step(self, self.asked(parameters, config), parameters)
+            step = self.asked(parameters, config)
+            momentum = take_step(self, step, parameters)
         except Exception as error:
             refused = refusal(error)
         else:
-            return momentum, self.plan.num_examples, marked()
+            stated = statement(self, step) if step.states else {}
+            return momentum, self.plan.num_examples, {**stated, **marked()}
         # Outside the handler, so that no cause is attached.
+        raise refused
+
+    def count(self, parameters: Arrays, config: Mapping[str, Scalar]) -> Metrics:
+        """Answer what a model is worth on the data, within the privacy guarantee.
+
+        See `flwr_safedshb.client.evaluation`.
+
+        Raises
+        ------
+        RefusedError
+        """
+        if (reason := objection(self.trusted_mods)) is not None:
+            raise RefusedError(reason)
+        try:
+            self._check_shapes(parameters)
+            return evaluate(self, parameters, config)
+        except Exception as error:
+            refused = refusal(error)
         raise refused
 
     def asked(self, parameters: Arrays, config: Mapping[str, Scalar]) -> Step:
@@ -166,20 +217,29 @@ class SafeDSHBClient(NumPyClient):
         step, beta = config.get("step"), config.get("momentum")
         session = config.get("session", str(self.context.run_id))
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise RefusedError("the message must have step, an integer of at least 0")
+            raise RefusedError(
+                "the message must have step, an integer of at least 0, which the "
+                "strategy SafeDSHB sends; others would take a momentum for weights"
+            )
         if not isinstance(beta, float | int) or not 0.0 <= beta < 1.0:
             raise RefusedError("the message must have momentum, a number in [0, 1)")
-        if not isinstance(session, str) or not is_plain(session):
+        if not isinstance(session, str) or not PLAIN.fullmatch(session):
             raise RefusedError(
                 "the message's session must be up to 64 letters, digits, '.', '_', '-'"
             )
+        self._check_shapes(parameters)
+        anchor, states = config.get("anchor", True), config.get(STATE, False)
+        more = bool(anchor), *several(config), bool(states)
+        return Step(step, float(beta), session, *more)
+
+    def _check_shapes(self, parameters: Arrays) -> None:
         shapes = [array.shape for array in parameters]
         if shapes != self.arrays.shapes:
             raise RefusedError(
                 f"the message has arrays of shapes {shapes}, and the model of this "
-                f"client {self.arrays.shapes}; use the same model on both sides"
+                f"client trains {self.arrays.shapes}; use the same model on both "
+                "sides, and start the run from trained_arrays(model)"
             )
-        return Step(step, float(beta), session, bool(config.get("anchor", True)))
 
 
 @lru_cache(maxsize=4)
@@ -211,56 +271,6 @@ def refusal(error: Exception) -> RefusedError:
     return RefusedError(text)
 
 
-ClientFn = Callable[[Context], SafeDSHBClient]
-
-
-class PrivateClientApp(ClientApp):
-    """A Message-API ClientApp around private clients; see `client_app`."""
-
-    def __init__(self, client_fn: ClientFn) -> None:
-        super().__init__()
-        self.client_fn = client_fn
-        self.train()(self._train)
-        self.evaluate()(self._evaluate)
-
-    def make_client(self, context: Context) -> SafeDSHBClient:
-        """Make the client of a node; what fails is said in the node's log only."""
-        try:
-            return self.client_fn(context)
-        except RefusedError:
-            raise
-        except Exception as error:
-            log(ERROR, "The client could not be made", exc_info=error)
-        raise RefusedError(
-            "the client could not be made; the log of this node says why"
-        )
-
-    def _train(self, message: Message, context: Context) -> Message:
-        arrays, config = content_of(message)
-        client = self.make_client(context)
-        momentum, num_examples, _ = client.fit(_readable(arrays), config)
-        return reply_with(message, arrays, momentum, num_examples)
-
-    def _evaluate(self, message: Message, context: Context) -> Message:
-        arrays, config = content_of(message)
-        client = self.make_client(context)
-        if type(client).evaluate is NumPyClient.evaluate:
-            raise RefusedError("this client does not evaluate models on its data")
-        loss, count, more = client.evaluate(arrays.to_numpy_ndarrays(), dict(config))
-        numbers = {k: v for k, v in more.items() if isinstance(v, int | float)}
-        metrics = MetricRecord({**numbers, "loss": loss, "num-examples": count})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-
-def client_app(client_fn: ClientFn) -> ClientApp:
-    """Return a Message-API ClientApp around clients that `client_fn` makes.
-
-    It trains, and evaluates if the client has an ``evaluate`` of its own: what that
-    reports is outside the privacy guarantee.
-    """
-    return PrivateClientApp(client_fn)
-
-
 def marked() -> dict[str, Scalar]:
     """Return the mark of a momentum, with a number that nobody can guess.
 
@@ -268,33 +278,3 @@ def marked() -> dict[str, Scalar]:
     send first, with parts that are not its own.
     """
     return {MARK: secrets.randbits(62)}
-
-
-def reply_with(
-    message: Message, arrays: ArrayRecord, momentum: Arrays, num_examples: int
-) -> Message:
-    """Return the momentum under the names of the model's arrays."""
-    metrics = {"num-examples": num_examples, **marked()}
-    records = {
-        "arrays": written(arrays, momentum),
-        "metrics": refilled(_METRICS, metrics),
-    }
-    return Message(refilled(message.content, records), reply_to=message)
-
-
-def _readable(arrays: ArrayRecord) -> Arrays:
-    try:
-        return read(arrays)
-    except ValueError as error:
-        reason = str(error)  # about the bytes of the message, and nothing else
-    raise RefusedError(f"the arrays of the message cannot be read: {reason}")
-
-
-def content_of(message: Message) -> tuple[ArrayRecord, Mapping[str, Scalar]]:
-    """Return the model and the config of a message, whatever their keys."""
-    records = message.content.values()
-    arrays = [record for record in records if isinstance(record, ArrayRecord)]
-    configs = [record for record in records if isinstance(record, ConfigRecord)]
-    if len(arrays) != 1 or len(configs) != 1:
-        raise RefusedError("a message must have one ArrayRecord and one ConfigRecord")
-    return arrays[0], cast(Mapping[str, Scalar], configs[0])

@@ -34,7 +34,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from flwr_safedshb.flower.compat import refilled
-from flwr_safedshb.privacy.ledger.ledger import Ledger
+from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
 
 if TYPE_CHECKING:
     from flwr_safedshb.client.step import Step
@@ -66,13 +66,24 @@ class Kept:
 def recall(
     session: str, step: int, size: int, context: Context, ledger: Ledger | None
 ) -> Kept:
-    """Return what `step` of a run starts from, (d,) or zero, (1,), for a new run."""
+    """Return what `step` of a run starts from, (d,) or zero, (1,), for a new run.
+
+    Raises
+    ------
+    LedgerError
+        If the disk has no room to keep what comes of it.
+    """
     if ledger is None:
         kept = _in_context(session, context)
         usable = [one for one in kept if one.step < step]
         found = usable[0] if usable else None
     else:
         files = MomentumFiles(ledger.path.parent)
+        if not files.room_for(size):
+            raise LedgerError(
+                f"the disk of {ledger.path} has no room for the momentum; nothing was "
+                "charged, free some space"
+            )
         found = files.newest(session, step, size)
         if found is None and _moved(session, ledger, files):
             found = files.newest(session, step, size)
@@ -101,11 +112,6 @@ def keep(
         if isinstance(record, ConfigRecord)
         else ConfigRecord(values)
     )
-
-
-def has_room(ledger: Ledger, size: int) -> bool:
-    """Say whether a momentum of d numbers can be kept on the ledger's disk."""
-    return MomentumFiles(ledger.path.parent).room_for(size)
 
 
 def _in_context(session: str, context: Context) -> list[Kept]:

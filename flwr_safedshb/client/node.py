@@ -55,15 +55,9 @@ def admit(
     ------
     RefusedError
     """
-    others = (*NODE_KEYS, *node_keys)
-    rules = tuple(entry for entry in config.items() if entry[0] not in others)
-    policy = _policy(rules, others)
-    if "state-dir" in config and policy.require_secure_noise is None:
-        policy = replace(policy, require_secure_noise=True)
+    policy = _policy_of(config, node_keys)
     try:
-        policy.check(
-            plan, max_epsilon=max_epsilon, delta=delta, secure_noise=secure_noise
-        )
+        _check(policy, plan, max_epsilon, delta, secure_noise)
     except ValueError as violation:
         raise RefusedError(str(violation)) from None
     if "state-dir" in config:
@@ -80,13 +74,48 @@ def admit(
     return None
 
 
+def admit_evaluation(
+    config: UserConfig, plan: PrivacyPlan, node_keys: Collection[str]
+) -> None:
+    """Let evaluations be charged, if their plan is no weaker than the node's policy.
+
+    They touch all examples: a policy that names samplers must name theirs. Their clip
+    is of numbers between 0 and 1, and no rule is about those.
+
+    Raises
+    ------
+    RefusedError
+    """
+    policy = replace(_policy_of(config, node_keys), max_clip_norm=None)
+    try:
+        policy.check(plan)
+    except ValueError as violation:
+        raise RefusedError(f"evaluation: {violation}") from None
+    if "state-dir" in config and plan.noise_multiplier == 0:
+        raise RefusedError("evaluation without noise, which no privacy budget allows")
+
+
+def _policy_of(config: UserConfig, node_keys: Collection[str]) -> NodePolicy:
+    others = (*NODE_KEYS, *node_keys)
+    rules = tuple(entry for entry in config.items() if entry[0] not in others)
+    policy = _policy(rules, others)
+    if "state-dir" in config and policy.require_secure_noise is None:
+        policy = replace(policy, require_secure_noise=True)
+    return policy
+
+
 def keep_to_budget(
-    plan: PrivacyPlan, max_epsilon: float | None, delta: float | None, step: int
+    plan: PrivacyPlan,
+    max_epsilon: float | None,
+    delta: float | None,
+    step: int,
+    others: tuple[tuple[PrivacyPlan, int], ...] = (),
 ) -> None:
     """Refuse a step of a simulation without a ledger that its budget does not allow.
 
     Nothing remembers the steps taken, so their number is that of the step: a simulation
-    that goes back to an earlier step repeats it, with the same noise.
+    that goes back to an earlier step repeats it, with the same noise. Beside it count
+    `others`, plans and how often they were released.
 
     Raises
     ------
@@ -96,7 +125,7 @@ def keep_to_budget(
         return
     if delta is None:
         raise RefusedError(f"max_epsilon={max_epsilon:g} means nothing without delta")
-    if step >= _allowed_steps(plan, max_epsilon, delta):
+    if step >= _allowed_steps(plan, max_epsilon, delta, others):
         raise RefusedError(
             f"step {step} would exceed max_epsilon={max_epsilon:g} at delta={delta:g}; "
             "this simulation keeps to it, though its seeded noise protects nobody"
@@ -104,11 +133,28 @@ def keep_to_budget(
 
 
 @lru_cache(maxsize=128)
-def _allowed_steps(plan: PrivacyPlan, max_epsilon: float, delta: float) -> int:
+def _allowed_steps(
+    plan: PrivacyPlan,
+    max_epsilon: float,
+    delta: float,
+    others: tuple[tuple[PrivacyPlan, int], ...],
+) -> int:
     # The accountants are slow to import, and a client must start without them.
     from flwr_safedshb.privacy.accounting import accountant
 
-    return accountant.max_steps([], plan, delta, max_epsilon)
+    return accountant.max_steps(others, plan, delta, max_epsilon)
+
+
+@lru_cache(maxsize=128)
+def _check(
+    policy: NodePolicy,
+    plan: PrivacyPlan,
+    max_epsilon: float | None,
+    delta: float | None,
+    secure_noise: bool,
+) -> None:
+    """Ask a policy once: every message of a run asks the same."""
+    policy.check(plan, max_epsilon=max_epsilon, delta=delta, secure_noise=secure_noise)
 
 
 @lru_cache(maxsize=128)

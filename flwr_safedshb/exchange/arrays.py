@@ -26,6 +26,14 @@ from flwr_safedshb.flower.compat import NUMPY, plain_array, refilled
 # A number under this name, its own in every reply, says that the arrays are a momentum:
 # a guard against mistakes, and no proof.
 MARK = "safe-dshb"
+# Steps that a node takes before it answers (K), and the rate that it takes them at.
+LOCAL_STEPS = "local-steps"
+LEARNING_RATE = "learning-rate"
+# More would keep a node busy for hours with one message.
+MAX_LOCAL_STEPS = 1000
+
+# Asks a node to state what a run costs its examples, under the names that follow.
+STATE, EPSILON, DELTA = "state-privacy", "epsilon", "delta"
 
 Arrays = list[NDArray[np.generic]]
 Misfit = Literal["wrong-keys", "too-large", "wrong-dtype", "wrong-shape"]
@@ -117,6 +125,15 @@ def written(record: ArrayRecord, arrays: Sequence[NDArray[np.generic]]) -> Array
     """Return a record with the names of `record` and these values."""
     values = zip(record, arrays, strict=True)
     return refilled(record, {name: encoded(array) for name, array in values})
+
+
+def stepped(
+    weights: NDArray[np.generic], direction: NDArray[np.generic], rate: float
+) -> NDArray[np.generic]:
+    """Return theta - rate * R, computed in float64, in the dtype of theta."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        exact = weights.astype(np.float64) - rate * direction.astype(np.float64)
+        return exact.astype(weights.dtype)
 
 
 def encoded(values: NDArray[np.generic]) -> Array:

@@ -14,6 +14,7 @@ from flwr.app import (
     Metadata,
     RecordDict,
 )
+from flwr.client import NumPyClient
 
 from flwr_safedshb.flower import compat
 
@@ -34,7 +35,7 @@ def _findings() -> Iterator[tuple[str, bool]]:
     config = ConfigRecord({"x": [1, 2]})
     arrays = ArrayRecord({"y": Array("int64", (), compat.NUMPY, b"")})
     message = Message(RecordDict({"c": config, "d": arrays}), metadata=info)  # type: ignore[call-overload]
-    copy = compat.delivered(message)
+    copy = compat.delivered(message, "a")
     yield "records keep their entries in _data", copy.content == message.content
     cast(list[int], copy.content["c"]["x"]).append(3)
     copy.content["e"] = ConfigRecord()
@@ -63,6 +64,11 @@ def _findings() -> Iterator[tuple[str, bool]]:
 
     compat.make_ffn(look, [_idle, _idle])(message, cast(Context, None))
     yield "mods at work can be seen", seen == [_idle, _idle]
+    older = NumPyClient()
+    yield (
+        "to_client() keeps the NumPyClient",
+        compat.numpy_client_of(older.to_client()) is older,
+    )
 
 
 def check() -> None:

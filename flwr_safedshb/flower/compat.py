@@ -111,8 +111,9 @@ def copied(content: RecordDict) -> RecordDict:
     return refilled(content, records)
 
 
-def delivered(message: Message) -> Message:
-    """Return the message as the other side would receive it."""
+def delivered(message: Message, message_id: str) -> Message:
+    """Give a message its id, and return it as the other side would receive it."""
+    set_id(message, message_id)
     content = copied(message.content) if message.has_content() else None
     copy = Message.__new__(Message)
     copy.__dict__.update(message.__dict__)
@@ -204,6 +205,14 @@ def _idle_app(message: Message, context: Context) -> Message:
 
 
 _CALLS_MODS: CodeType = make_ffn(_idle_app, [_idle_mod]).__code__
+
+
+# ---- clients of the older API -------------------------------------------------------
+
+
+def numpy_client_of(client: object) -> object:
+    """Return the NumPyClient in what its ``to_client()`` made; anything else as is."""
+    return getattr(client, "numpy_client", client)
 
 
 # ---- Grids --------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from flwr.common.constant import (
+    HEARTBEAT_DEFAULT_INTERVAL,
     SUPERLINK_NODE_ID,
     SYSTEM_TIME_TOLERANCE,
     TIMESTAMP_HEADER,
@@ -35,11 +36,15 @@ __all__ = [
     "Head",
     "fab_pb2",
     "fleet_pb2",
+    "heartbeat_pb2",
     "message_pb2",
+    "run_pb2",
     "walk",
 ]
 
 SERVER = SUPERLINK_NODE_ID
+# How often a SuperNode says that it is there.
+HEARTBEAT_SECONDS = float(HEARTBEAT_DEFAULT_INTERVAL)
 PUBLIC_KEY, TIMESTAMP, SIGNATURE = (
     FLEET_HTTP_PUBLIC_KEY_HEADER,
     TIMESTAMP_HEADER,
@@ -132,17 +137,17 @@ def head(content: bytes) -> Head:
     return Head(kind, ids.split(",") if ids else [], end + 1)
 
 
-def root_metadata(content: bytes) -> message_pb2.Metadata:
-    """Return what the object of a message says of where it comes from and goes to."""
+def root(content: bytes) -> message_pb2.Message:
+    """Return what the object of a message says: whose it is, or why it failed."""
     found = head(content)
     if found.kind != "Message":
         raise ValueError("the root of a tree must be a message")
+    message = message_pb2.Message()
     try:
-        message = message_pb2.Message.FromString(content[found.body :])
-    except DecodeError as error:
+        message.ParseFromString(content[found.body :])
+    except (DecodeError, RecursionError) as error:
         raise ValueError("a message that cannot be read") from error
-    metadata: message_pb2.Metadata = message.metadata
-    return metadata
+    return message
 
 
 def walk(

@@ -8,22 +8,26 @@ pushed.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from flwr.app import Context, Error, Message, RecordDict
-from flwr.app.message import remove_content_from_message
+from flwr.app import Context, Error, Message, Metadata, RecordDict
 from flwr.cli.install import install_from_fab
 from flwr.clientapp import ClientApp
 from flwr.clientapp.client_app import LoadClientAppError
 from flwr.clientapp.utils import get_load_client_app_fn
 from flwr.common.constant import ErrorCode, SubStatus
-from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.common.serde import message_from_proto
 from flwr.proto.message_pb2 import Message as MessageProto
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullAppMessagesRequest,
+    PullAppMessagesResponse,
+)
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -39,6 +43,8 @@ from flwr.supernode.runtime.run_clientapp import (
 )
 
 __all__ = ["Bundle", "Claim", "LoadClientAppError", "SuperNode", "Work"]
+
+Seen = Callable[[bytes, Metadata], None]
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
@@ -124,19 +130,33 @@ class Bundle:
 
 
 class Work:
-    """One task under way: its message, and a heartbeat while it is worked on."""
+    """One task under way: its message, and a heartbeat while it is worked on.
 
-    def __init__(self, supernode: SuperNode, token: str) -> None:
+    Parameters
+    ----------
+    supernode : SuperNode
+    token : str
+        Of the task.
+    seen : callable (bytes, Metadata) -> None
+        Called with enough of the message to refuse it by, and with its metadata, as
+        soon as the message is ours: before its parts are pulled.
+    """
+
+    def __init__(self, supernode: SuperNode, token: str, seen: Seen) -> None:
         self._client = supernode.work(token)
+        pull = self._client.PullMessages
+
+        def noted(request: PullAppMessagesRequest) -> PullAppMessagesResponse:
+            answer = pull(request)
+            for proto in answer.messages_list:
+                seen(proto.SerializeToString(), message_from_proto(proto).metadata)
+            return answer
+
+        self._client.PullMessages = noted  # type: ignore[method-assign]
         self._heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(self._client))
         self._heartbeat.start()
         self.message, self.context, run, fab = pull_task_input(self._client)
         self.bundle = Bundle(fab.content, run.fab_id, run.fab_version)
-
-    def head(self) -> bytes:
-        """Return enough of the message to refuse it by."""
-        bare = remove_content_from_message(self.message)
-        return bytes(message_to_proto(bare).SerializeToString())
 
     def finish(self, reply: Message) -> None:
         """Send the reply, and keep the context that the app has left."""
@@ -157,7 +177,27 @@ class Work:
 
 
 def give_up(supernode: SuperNode, token: str, head: bytes, reason: str) -> None:
-    """Answer with an error for a process that has died over its task."""
+    """Answer with an error for a process that has died over its task.
+
+    Parameters
+    ----------
+    supernode : SuperNode
+    token : str
+    head : bytes
+        What the process had seen of its message; nothing if it had not pulled it. Then
+        the message is still there, and nobody but us would ever answer it.
+    reason : str
+    """
+    with supernode.work(token) as client:
+        if not head:
+            found = client.PullMessages(PullAppMessagesRequest()).messages_list
+            if not found:
+                return  # it has just been pulled: Flower answers for it in a minute
+            head = found[0].SerializeToString()
+        _refuse(client, head, reason)
+
+
+def _refuse(client: RuntimeHttpClient, head: bytes, reason: str) -> None:
     message = message_from_proto(MessageProto.FromString(head))
     about = message.metadata
     TaskIdentity.run_id, TaskIdentity.node_id = about.run_id, about.dst_node_id
@@ -166,6 +206,7 @@ def give_up(supernode: SuperNode, token: str, head: bytes, reason: str) -> None:
         Error(code=ErrorCode.CLIENT_APP_CRASHED, reason=reason), reply_to=message
     )
     context = Context(about.run_id, about.dst_node_id, {}, RecordDict(), {})
-    with supernode.work(token) as client:
+    # Where the dead one's own reply is being sent just now, no other is taken.
+    with suppress(ObjectPushError):
         push_message(client, error, context)
-        push_task_output(client, None, SubStatus.FAILED, reason)
+    push_task_output(client, None, SubStatus.FAILED, reason)

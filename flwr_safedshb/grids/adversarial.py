@@ -13,8 +13,8 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from flwr_safedshb.attacks.base import Aggregate, Floats
-from flwr_safedshb.exchange.arrays import encoded, read
+from flwr_safedshb.attacks.base import Aggregate, Attack, Floats
+from flwr_safedshb.exchange.arrays import Arrays, encoded, read
 from flwr_safedshb.flower.compat import (
     ErrorCode,
     copied,
@@ -23,9 +23,12 @@ from flwr_safedshb.flower.compat import (
     set_id,
 )
 from flwr_safedshb.flower.grid import WrappedGrid
+from flwr_safedshb.grids.lies import asks_for_counts, lie_like
 
 # From honest vectors of shape (h, d), by node id, to f vectors; an `Attack` is one.
 AttackFunction = Callable[[Floats, int, np.random.Generator, Aggregate], Floats]
+# From the arrays of the model that was sent to a gradient, (d,).
+GradientFunction = Callable[[Arrays], NDArray[np.float64]]
 
 
 def mean(vectors: Floats, f: int) -> Floats:
@@ -55,6 +58,9 @@ class AdversarialGrid(WrappedGrid):
         the mean.
     seed : int
         Of the generator given to `attack`.
+    gradient : callable, optional
+        From the arrays of the model that a training message carries to the gradient of
+        the loss on the adversaries' own examples, for an `Attack` that makes use of it.
     """
 
     def __init__(
@@ -64,6 +70,7 @@ class AdversarialGrid(WrappedGrid):
         num_malicious_nodes: int,
         aggregate: Aggregate = mean,
         seed: int = 0,
+        gradient: GradientFunction | None = None,
     ) -> None:
         if num_malicious_nodes < 0:
             raise ValueError(
@@ -75,6 +82,7 @@ class AdversarialGrid(WrappedGrid):
         self._num_malicious = num_malicious_nodes
         self._aggregate = aggregate
         self._rng = np.random.default_rng(seed)
+        self._gradient = gradient
         self._steps: list[_Step] = []
         self._made: dict[str, Message] = {}
         self._intercepted = 0
@@ -138,7 +146,8 @@ class AdversarialGrid(WrappedGrid):
         step, passed = _Step(), []
         for message in messages:
             training = message.metadata.message_type.split(".")[0] == "train"
-            if training and message.metadata.dst_node_id in malicious:
+            attacked = training or asks_for_counts(message)
+            if attacked and message.metadata.dst_node_id in malicious:
                 self._intercepted += 1
                 message_id = f"intercepted-{self._intercepted}"
                 set_id(message, message_id)
@@ -151,6 +160,9 @@ class AdversarialGrid(WrappedGrid):
         """Attack with what the honest nodes of the step have sent."""
         asked = list(step.intercepted.values())
         step.intercepted = {}
+        if asked and asks_for_counts(asked[0]):
+            yield from _lies(asked, step.replies)
+            return
         honest = [
             reply
             for reply in step.replies
@@ -163,11 +175,26 @@ class AdversarialGrid(WrappedGrid):
             return
         honest.sort(key=lambda reply: reply.metadata.src_node_id)
         vectors = np.stack([flattened(reply.content) for reply in honest])
-        sent = self._attack(vectors, len(asked), self._rng, self._aggregate)
+        attack = self._attack
+        if self._gradient and isinstance(attack, Attack) and attack.wants_gradient:
+            model = read(next(iter(asked[0].content.array_records.values())))
+            attack = attack.informed(self._gradient(model))
+        sent = attack(vectors, len(asked), self._rng, self._aggregate)
         for message, vector in zip(asked, sent, strict=True):
             reply = Message(replaced(honest[0].content, vector), reply_to=message)
             set_id(reply, f"{message.metadata.message_id}-reply")
             yield reply
+
+
+def _lies(asked: list[Message], replies: list[Message]) -> Iterator[Message]:
+    content = lie_like(replies)
+    for message in asked:
+        if content is None:
+            yield _failed(message)
+            continue
+        reply = Message(content, reply_to=message)
+        set_id(reply, f"{message.metadata.message_id}-reply")
+        yield reply
 
 
 def _failed(message: Message) -> Message:

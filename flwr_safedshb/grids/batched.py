@@ -8,24 +8,32 @@ clients that were sent the same model go through it together.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
+import torch
 from flwr.app import ArrayRecord, Context, Message, MessageType
-from numpy.typing import NDArray
 
-from flwr_safedshb.client.client import (
-    PrivateClientApp,
-    SafeDSHBClient,
-    content_of,
-    refusal,
-    reply_with,
-)
-from flwr_safedshb.client.step import Step, charge, finish, gradients
+from flwr_safedshb.client.app import PrivateClientApp, content_of, ordered, reply_with
+from flwr_safedshb.client.client import SafeDSHBClient, marked, refusal
+from flwr_safedshb.client.momentum import Kept
+from flwr_safedshb.client.statement import statement
+from flwr_safedshb.client.step import Step, charge, draw_of, finish, several
 from flwr_safedshb.exchange.arrays import Arrays, read
+from flwr_safedshb.flower.compat import set_id
 from flwr_safedshb.grids.in_process import InProcessGrid
+from flwr_safedshb.privacy.clipping.examples import causes_shown, leaves, spec
+from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
+from flwr_safedshb.privacy.gaussian import (
+    Draw,
+    Vector,
+    joined,
+    private_vector,
+    released,
+    sampled,
+    unwarned,
+)
 
 
 class BatchedGrid(InProcessGrid):
@@ -46,11 +54,12 @@ class BatchedGrid(InProcessGrid):
         with _uncollected():
             return self._together(self._app, messages)
 
-    def received(self, reply: Message) -> Message:
+    def received(self, reply: Message, message_id: str) -> Message:
         """Return a reply, which a private app has just made and holds no longer."""
-        if isinstance(self._app, PrivateClientApp):
-            return reply
-        return super().received(reply)
+        if not isinstance(self._app, PrivateClientApp):
+            return super().received(reply, message_id)
+        set_id(reply, message_id)
+        return reply
 
     def _together(
         self, app: PrivateClientApp, messages: list[Message]
@@ -58,7 +67,7 @@ class BatchedGrid(InProcessGrid):
         replies: list[Message | None] = [None] * len(messages)
         asked: dict[int, Context] = {}
         for i, message in enumerate(messages):
-            self.number(message)
+            set_id(message, self.new_id())
             working = self.working_context(message)
             if working is None:
                 replies[i] = self.unavailable(message)
@@ -77,6 +86,7 @@ class _Asked:
     place: int
     client: SafeDSHBClient
     step: Step
+    past: Kept
     record: ArrayRecord
     parameters: Arrays
 
@@ -99,23 +109,26 @@ def trained(
     for i, (message, context) in enumerate(zip(messages, contexts, strict=True)):
         try:
             record, config = content_of(message)
+            client = app.make_client(context)
+            record = ordered(client, record)
             key = tuple(id(array.data) for array in record.values())
             parameters = models.get(key) or models.setdefault(key, read(record))
-            client = app.make_client(context)
-            if type(client).fit is not SafeDSHBClient.fit:
+            own = type(client).fit is not SafeDSHBClient.fit
+            # After the first of several steps their models differ.
+            if own or several(config)[0] > 1:
                 fitted = client.fit(parameters, config)
-                results[i] = reply_with(message, record, *fitted[:2])
+                results[i] = reply_with(message, record, *fitted)
                 continue
             step = client.asked(parameters, config)
         except Exception as error:
             results[i] = error
             continue
         try:
-            charge(client, step)
+            past = charge(client, step)
         except Exception as error:
             results[i] = refusal(error)
             continue
-        asked = _Asked(i, client, step, record, parameters)
+        asked = _Asked(i, client, step, past, record, parameters)
         shared = (id(client.gradients), id(parameters), client.weight_decay)
         groups.setdefault(shared, []).append(asked)
     for group in groups.values():
@@ -124,26 +137,61 @@ def trained(
     return [results[i] for i in range(len(messages))]
 
 
-def _gradients(group: list[_Asked]) -> list[NDArray[np.float32] | Exception]:
+def _gradients(group: list[_Asked]) -> list[Vector | Exception]:
     """Return the private gradients of a group; where that fails, of each alone."""
-    takers = [(one.client, one.step) for one in group]
+    client = group[0].client
     try:
-        return [*gradients(takers, group[0].parameters)]
+        client.arrays.load(group[0].parameters)
+        draws = [draw_of(one.client, one.step) for one in group]
+        # Only a simulation may say what is wrong with its examples.
+        with causes_shown(not any(one.client.randomness.private for one in group)):
+            return [*private_vectors(client.gradients, draws, client.weight_decay)]
     except Exception as error:
         if len(group) == 1:
             return [error]
     return [found for one in group for found in _gradients([one])]
 
 
+def private_vectors(
+    gradients: ClippedGradients, draws: Sequence[Draw], weight_decay: float = 0.0
+) -> list[Vector]:
+    """Return the private gradient of every draw, as `private_vector` does of one.
+
+    What a client gets depends on its own draw alone. Those that draw as many examples
+    go through the model as one batch; then each sum is the same up to its rounding.
+    """
+    if len(draws) == 1:
+        return [private_vector(gradients, draws[0], weight_decay)]
+    batches = [sampled(gradients, draw) for draw in draws]
+    some = [batch for batch in batches if batch is not None]
+    kinds = {(spec(x, y), len(leaves(y)[0]), good is None) for x, y, good in some}
+    with unwarned():
+        if len(some) == len(draws) and len(kinds) == 1:
+            inputs = joined([x for x, _, _ in some])
+            targets = joined([y for _, y, _ in some])
+            masks = [good for _, _, good in some if good is not None]
+            usable = torch.cat(masks) if masks else None
+            sums = [*gradients.grouped(inputs, targets, len(draws), usable)]
+        else:
+            nothing = torch.zeros(gradients.size)
+            sums = [
+                nothing.clone() if each is None else gradients.flat_sum(*each)
+                for each in batches
+            ]
+    pairs = zip(sums, draws, strict=True)
+    return [released(gradients, total, draw, weight_decay) for total, draw in pairs]
+
+
 def _finished(
-    message: Message, one: _Asked, found: NDArray[np.float32] | Exception
+    message: Message, one: _Asked, found: Vector | Exception
 ) -> Message | Exception:
     if isinstance(found, Exception):
         return refusal(found)
     try:
-        momentum = finish(one.client, one.step, found)
+        momentum = finish(one.client, one.step, one.past, found)
         count = one.client.plan.num_examples
-        return reply_with(message, one.record, momentum, count)
+        said = {**statement(one.client, one.step), **marked()}
+        return reply_with(message, one.record, momentum, count, said)
     except Exception as error:
         return refusal(error)
 

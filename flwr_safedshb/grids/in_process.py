@@ -15,6 +15,7 @@ from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.common import log
 
+from flwr_safedshb.client.node import RefusedError
 from flwr_safedshb.flower.compat import (
     SUPERLINK_NODE_ID,
     ErrorCode,
@@ -144,20 +145,20 @@ class InProcessGrid(SimulatedGrid):
         return [self._answer(message) for message in messages]
 
     def _answer(self, message: Message) -> Message:
-        self.number(message)
+        arrived = delivered(message, self.new_id())
         working = self.working_context(message)
         if working is None:
             return self.unavailable(message)
         try:
-            reply: object = self._app(delivered(message), working)
+            reply: object = self._app(arrived, working)
         except Exception as error:
             reply = error
         return self.concluded(message, working, reply)
 
-    def number(self, message: Message) -> None:
-        """Give a message the id that another engine's SuperLink would give it."""
+    def new_id(self) -> str:
+        """Return an id for a message, as another engine's SuperLink would give it."""
         self._sent += 1
-        set_id(message, f"{self._run.run_id}-{self._sent}")
+        return f"{self._run.run_id}-{self._sent}"
 
     def working_context(self, message: Message) -> Context | None:
         """Return a copy of a node's Context, or None if there is no such node."""
@@ -178,9 +179,9 @@ class InProcessGrid(SimulatedGrid):
         reason = f"there is no node {message.metadata.dst_node_id}"
         return Message(Error(ErrorCode.NODE_UNAVAILABLE, reason), reply_to=message)
 
-    def received(self, reply: Message) -> Message:
+    def received(self, reply: Message, message_id: str) -> Message:
         """Return a reply as the server gets it: not the object that the app holds."""
-        return delivered(reply)
+        return delivered(reply, message_id)
 
     def concluded(self, message: Message, working: Context, result: object) -> Message:
         """Return the reply that an app's result is, and keep the node's state.
@@ -194,21 +195,24 @@ class InProcessGrid(SimulatedGrid):
         result : object
             What it returned, or an Exception that it raised.
         """
-        node_id = working.node_id
+        node_id, reply_id = working.node_id, f"{message.metadata.message_id}-reply"
         try:
             if isinstance(result, Exception):
                 raise result
             answered = _checked_reply(message, result)
             # Where other engines serialise, and fail on what is no record.
-            reply, state = self.received(answered), copied(working.state)
+            reply, state = self.received(answered, reply_id), copied(working.state)
         except Exception as error:
-            log(ERROR, "node %d: the ClientApp raised", node_id, exc_info=error)
+            # A refusal says all there is to say; the place where it was raised nothing.
+            place = None if isinstance(error, RefusedError) else error
+            told = (node_id, type(error).__name__, error)
+            log(ERROR, "node %d: the ClientApp raised %s: %s", *told, exc_info=place)
             reason = f"{type(error)}:<'{error}'>"
             code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
             reply = Message(Error(code, reason), reply_to=message)
+            set_id(reply, reply_id)
         else:
             self._contexts[node_id].state = state
-        set_id(reply, f"{message.metadata.message_id}-reply")
         return reply
 
 

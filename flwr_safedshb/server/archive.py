@@ -13,7 +13,9 @@ import math
 import os
 import stat
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
@@ -27,8 +29,19 @@ _KINDS = "biufc"
 _SUFFIX = ".npy"
 
 
+def write_archive(file: BinaryIO, arrays: Mapping[str, NDArray[np.generic]]) -> None:
+    """Write arrays by name, as ``numpy.savez`` does.
+
+    Versions of that function differ in what they take for the name of an array.
+    """
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(name + _SUFFIX, "w", force_zip64=True) as part:
+                npy.write_array(part, array, allow_pickle=False)
+
+
 def read_archive(path: Path, max_bytes: int) -> Arrays:
-    """Return the arrays that ``numpy.savez`` wrote, by name.
+    """Return the arrays that `write_archive` wrote, by name.
 
     Raises
     ------

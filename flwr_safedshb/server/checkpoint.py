@@ -1,96 +1,38 @@
 """How far a server has come, on disk: complete or not at all.
 
-One .npz file without pickles: the model, the iterate kept for ``output="uniform"``, and
-as JSON everything else, among it the settings that made the run: a run with other
-settings is not the rest of this one. The file is written beside its name, flushed to
-the disk and then renamed, so a kill leaves either the old file or the new one.
+One .npz file without pickles: the model, the one kept for its ``output``, and as JSON
+everything else, among it the settings that made the run: a run with other settings is
+not the rest of this one. The file is written beside its name, flushed to the disk and
+then renamed, so a kill leaves either the old file or the new one.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from logging import INFO
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.common import log
 
 from flwr_safedshb.files import replace_file
-from flwr_safedshb.server.archive import Arrays, read_archive
-from flwr_safedshb.server.settings import Settings, differences, fingerprint
-from flwr_safedshb.words import is_plain, shown
+from flwr_safedshb.server.archive import Arrays, read_archive, write_archive
+from flwr_safedshb.server.progress import History, Progress
+from flwr_safedshb.server.settings import (
+    Settings,
+    differences,
+    fingerprint,
+    shortened,
+)
+from flwr_safedshb.words import PLAIN, shown
 
-_FORMAT = 2
+_FORMAT = 3
 # Bytes of everything but the models; and of a model whose size is not known.
-_MAX_TEXT, _LARGE = 2**30, 2**34
+_MAX_TEXT, _LARGE = 2**27, 2**34
 # Whole numbers, among them the ids of nodes; settings are nested no deeper.
 _WHOLE, _DEPTH = 2**64, 32
-
-History = dict[int, MetricRecord]
-EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-
-
-@dataclass
-class Progress:
-    """A run of the server after `step` steps.
-
-    Attributes
-    ----------
-    session : str
-        Names the run to the clients, who keep their momentum under it.
-    seed : int
-        From which the server's random choices follow.
-    num_rounds : int
-        T.
-    step : int
-        Steps done (t).
-    arrays : ArrayRecord
-        theta_t.
-    kept : ArrayRecord or None
-        The iterate to return, once it has come, for ``output="uniform"``.
-    train, evaluate_clientapp, evaluate_serverapp : dict of round to MetricRecord
-        Metrics of the rounds so far.
-    settings : dict of str to JSON values
-        What made the run.
-    """
-
-    session: str
-    seed: int
-    num_rounds: int
-    step: int
-    arrays: ArrayRecord
-    kept: ArrayRecord | None = None
-    train: History = field(default_factory=dict)
-    evaluate_clientapp: History = field(default_factory=dict)
-    evaluate_serverapp: History = field(default_factory=dict)
-    settings: Settings = field(default_factory=dict)
-
-    @classmethod
-    def fresh(
-        cls, seed: int, num_rounds: int, arrays: ArrayRecord, settings: Settings
-    ) -> Progress:
-        """Return the progress of a run that has not begun."""
-        session = secrets.token_hex(8)
-        return cls(session, seed, num_rounds, 0, arrays, settings=settings)
-
-    def evaluating(self, evaluate_fn: EvaluateFn, offset: int) -> EvaluateFn:
-        """Return the function with round numbers that go on, and results that stay."""
-
-        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            number = server_round + offset
-            if number not in self.evaluate_serverapp:
-                metrics = evaluate_fn(number, arrays)
-                if metrics is None:
-                    return None
-                self.evaluate_serverapp[number] = metrics
-            return self.evaluate_serverapp[number]
-
-        return evaluate
-
 
 _HISTORIES = ("train", "evaluate_clientapp", "evaluate_serverapp")
 
@@ -115,15 +57,11 @@ def save(path: Path, progress: Progress) -> None:
         },
         "settings": progress.settings,
     }
-    arrays = {f"model-{i}": a.numpy() for i, a in enumerate(progress.arrays.values())}
+    arrays = {f"model/{name}": a.numpy() for name, a in progress.arrays.items()}
     if progress.kept is not None:
-        kept = progress.kept.values()
-        arrays |= {f"kept-{i}": array.numpy() for i, array in enumerate(kept)}
+        arrays |= {f"kept/{name}": a.numpy() for name, a in progress.kept.items()}
     text = np.frombuffer(json.dumps(content).encode(), np.uint8)
-    replace_file(
-        path,
-        lambda file: np.savez(file, allow_pickle=False, content=text, **arrays),
-    )
+    replace_file(path, lambda file: write_archive(file, {"content": text} | arrays))
 
 
 def load(path: Path, model_bytes: int = _LARGE) -> Progress | None:
@@ -164,6 +102,20 @@ def load(path: Path, model_bytes: int = _LARGE) -> Progress | None:
         ) from error
 
 
+def load_checkpoint(path: str | Path) -> Progress:
+    """Return a run of a server from its checkpoint: its model, metrics and settings.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If there is no file, or it is something else.
+    """
+    found = load(Path(path))
+    if found is None:
+        raise FileNotFoundError(f"there is no checkpoint {str(path)!r}")
+    return found
+
+
 def _progress(arrays: Arrays) -> Progress:
     """Return what the arrays of a file say, if all of it can be."""
     text = arrays.pop("content").tobytes()
@@ -176,19 +128,19 @@ def _progress(arrays: Arrays) -> Progress:
     unique = isinstance(names, list) and all(isinstance(n, str) for n in names)
     if not unique or len({*names}) != len(names) or not isinstance(kept, bool):
         raise ValueError("it does not name its arrays")
+    "".join(names).encode()  # half a character could not be sent
     kinds = ["model", "kept"] if kept else ["model"]
-    if {*arrays} != {f"{kind}-{i}" for kind in kinds for i in range(len(names))}:
+    if {*arrays} != {f"{kind}/{name}" for kind in kinds for name in names}:
         raise ValueError("it has other arrays than it names")
 
     def record(kind: str) -> ArrayRecord:
-        mine = [arrays[f"{kind}-{i}"] for i in range(len(names))]
-        return ArrayRecord({n: Array(a) for n, a in zip(names, mine, strict=True)})
+        return ArrayRecord({name: Array(arrays[f"{kind}/{name}"]) for name in names})
 
     model, output = record("model"), record("kept") if kept else None
-    if output is not None and _shapes(output) != _shapes(model):
+    if output is not None and not _alike(output, model):
         raise ValueError("the model it keeps is another one")
     session, settings = content["session"], content["settings"]
-    if not isinstance(session, str) or not is_plain(session):
+    if not isinstance(session, str) or not PLAIN.fullmatch(session):
         raise ValueError("its session has no plain name")
     if not isinstance(settings, dict) or not _shallow(settings):
         raise ValueError("its settings are none")
@@ -229,8 +181,13 @@ def _history(rounds: dict[str, dict[str, object]]) -> History:
     return found
 
 
-def _shapes(arrays: ArrayRecord) -> list[tuple[str, tuple[int, ...]]]:
-    return [(array.dtype, tuple(array.shape)) for array in arrays.values()]
+def _alike(kept: ArrayRecord, model: ArrayRecord) -> bool:
+    """Whether these are arrays like the model's, or means of such, in float64."""
+    pairs = zip(kept.values(), model.values(), strict=True)
+    return all(
+        tuple(one.shape) == tuple(other.shape) and one.dtype in (other.dtype, "float64")
+        for one, other in pairs
+    )
 
 
 def _shallow(settings: object) -> bool:
@@ -271,13 +228,18 @@ def past_of(
     now, then = dict(settings), found.settings
     if now["seed"] is None:
         now["seed"] = then.get("seed")
-    unfinished = found.step < found.num_rounds
+    longer = shortened(now, then.get("num_rounds"))
+    unfinished = found.step < found.num_rounds or longer is not None
     if unfinished and now["initial_arrays"] == fingerprint(found.arrays):
         now["initial_arrays"] = then.get("initial_arrays")
-    if problem := differences(then, now):
+    if longer is not None:
+        longer["initial_arrays"] = now["initial_arrays"]
+    if problem := differences(then, now if longer is None else longer):
         raise ValueError(
             f"checkpoint={str(path)!r} is of another run: {problem}; give the settings "
             "that it was made with, or another path to start anew"
         )
+    if longer is not None:
+        found.num_rounds, found.settings = cast(int, now["num_rounds"]), now
     log(INFO, "Resuming from %s after round %d", path, found.step)
     return found

@@ -16,8 +16,9 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation.rule import Rule, Weighing
-from flwr_safedshb.exchange.arrays import Template, read, written
+from flwr_safedshb.exchange.arrays import Template, read, stepped, written
 from flwr_safedshb.server.screening import Screened, screen_all
+from flwr_safedshb.server.statements import statements
 from flwr_safedshb.theory import heterogeneity_estimate, kappa_spectral
 
 Floats = NDArray[np.floating]
@@ -44,6 +45,8 @@ class Round:
         Deviation of the noise in an honest momentum, if it is known.
     foreign_clients : bool
         Whether replies need no mark of our clients.
+    local_steps : int
+        K, how many steps a momentum is the mean of.
     """
 
     arrays: ArrayRecord
@@ -54,6 +57,7 @@ class Round:
     momentum: float
     noise_std: float | None = None
     foreign_clients: bool = False
+    local_steps: int = 1
 
 
 class ForeignClientsError(RuntimeError):
@@ -127,7 +131,8 @@ def conclude(sent: Round, rule: Rule, replies: Iterable[Message]) -> Outcome:
             if weighing is not None and sent.noise_std is not None:
                 layers = [m.layers for m in momentums]
                 findings |= _estimates(layers, direction, weighing, sent.noise_std)
-            arrays = _stepped(sent.arrays, direction, sent.learning_rate)
+            rate = sent.local_steps * sent.learning_rate
+            arrays = _stepped(sent.arrays, direction, rate)
     return Outcome(
         arrays,
         {
@@ -138,6 +143,7 @@ def conclude(sent: Round, rule: Rule, replies: Iterable[Message]) -> Outcome:
             "skipped": int(arrays is None),
             **{f"excluded-{r}": n for r, n in sorted(screened.excluded.items())},
             **findings,
+            **statements({node: reply.stated for node, reply in screened.accepted}),
             "learning-rate": sent.learning_rate,
             "momentum": sent.momentum,
         },
@@ -183,12 +189,10 @@ def _remaining(f: int, screened: Screened) -> int:
 def _stepped(
     arrays: ArrayRecord, direction: list[Floats], rate: float
 ) -> ArrayRecord | None:
-    """Theta - rate * R in float64, in the dtypes of theta; None if not finite."""
+    """Return theta - rate * R, in the dtypes of theta; None if not finite."""
     result = []
     for old, layer in zip(read(arrays), direction, strict=True):
-        with np.errstate(over="ignore", invalid="ignore"):
-            new = old.astype(np.float64) - rate * layer.astype(np.float64)
-            new = new.astype(old.dtype)
+        new = stepped(old, layer, rate)
         if not np.isfinite(new).all():
             log(WARNING, "Round skipped: the step would leave the range of numbers")
             return None

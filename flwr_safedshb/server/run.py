@@ -7,9 +7,13 @@ model without trusting any of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from logging import INFO
 from pathlib import Path
 
+import numpy as np
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
@@ -17,23 +21,42 @@ from flwr.app import (
     MessageType,
     MetricRecord,
 )
+from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from flwr_safedshb.exchange.arrays import Template
-from flwr_safedshb.server.checkpoint import EvaluateFn, Progress, past_of, save
-from flwr_safedshb.server.collection import CarefulGrid
-from flwr_safedshb.server.evaluation import evaluation_content, medians
+from flwr_safedshb.flower.grid import CarefulGrid
+from flwr_safedshb.server.checkpoint import past_of, save
+from flwr_safedshb.server.evaluation import (
+    chosen,
+    evaluation_content,
+    medians,
+)
+from flwr_safedshb.server.output import Output, returned
 from flwr_safedshb.server.participation import (
+    Cohort,
     Participation,
-    wait_for_nodes,
     warn_of_strangers,
 )
+from flwr_safedshb.server.private_evaluation import PrivateEvaluations, concluded
+from flwr_safedshb.server.progress import EvaluateFn, Progress
 from flwr_safedshb.server.schedules import Schedule, rates_at
 from flwr_safedshb.server.settings import settings_of
+from flwr_safedshb.server.statements import log_privacy
 
+# Which random choice a generator is for.
+NODES, OUTPUT, EVALUATORS = 0, 1, 2
 # By how much a message outlives its round, so that silence is seen as silence.
 _LEEWAY_SECONDS = 10.0
+
+
+# Of a round and its metrics: whether the run has done its work.
+StopWhen = Callable[[int, Mapping[str, object]], bool]
+
+
+class StopRun(Exception):  # noqa: N818  # it is none
+    """The run has done its work."""
 
 
 class ResumableStrategy(FedAvg):
@@ -44,9 +67,13 @@ class ResumableStrategy(FedAvg):
     authenticated_nodes: bool
     server_learning_rate: Schedule
     momentum: Schedule
-    output: str
+    output: Output
+    local_steps: int
+    evaluations: PrivateEvaluations | None
+    give_up_after: float
     seed: int
     checkpoint: Path | None
+    stop_when: StopWhen | None
 
     # Of the running run.
     _seeded: bool
@@ -55,6 +82,8 @@ class ResumableStrategy(FedAvg):
     _template: Template | None = None
     _offset = 0
     _ttl: float | None = None
+    _evaluating: list[Message] | None = None
+    _last_cohort = 0.0
 
     def start(
         self,
@@ -66,20 +95,43 @@ class ResumableStrategy(FedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Run T = `num_rounds` steps of Algorithm 1, or those still to do.
+        """Run T = `num_rounds` rounds of Algorithm 1, or those still to do.
 
         Arguments and result are those of every Flower strategy. The round numbers of a
         resumed run go on where they were.
         """
-        if num_rounds < 0:
-            raise ValueError(f"num_rounds={num_rounds} must be at least 0")
-        self._rates = [
-            rates_at(self.server_learning_rate, self.momentum, step)
-            for step in range(num_rounds)
-        ]
         if self.num_malicious_nodes > 0:
             warn_of_strangers(grid, self.num_malicious_nodes, self.authenticated_nodes)
         configs = {"train_config": train_config, "evaluate_config": evaluate_config}
+        progress = self.begin(initial_arrays, num_rounds, timeout, **configs)
+        with suppress(StopRun):
+            super().start(
+                CarefulGrid(grid),
+                progress.arrays,
+                num_rounds - self._offset,
+                timeout,
+                train_config,
+                evaluate_config,
+                evaluate_fn and progress.evaluating(evaluate_fn, self._offset),
+            )
+        return Result(
+            self.finish(progress),
+            progress.train,
+            progress.evaluate_clientapp,
+            progress.evaluate_serverapp,
+        )
+
+    def begin(
+        self,
+        initial_arrays: ArrayRecord,
+        num_rounds: int,
+        timeout: float,
+        **configs: ConfigRecord | None,
+    ) -> Progress:
+        """Begin a run, or take up the one of the checkpoint."""
+        if num_rounds < 0:
+            raise ValueError(f"num_rounds={num_rounds} must be at least 0")
+        self._rates = [self._rates_in(number) for number in range(num_rounds)]
         settings = settings_of(self, initial_arrays, self._rates, **configs)
         progress = None
         if self.checkpoint is not None:
@@ -92,50 +144,90 @@ class ResumableStrategy(FedAvg):
         self._begin(progress)
         # A busy node must not spend budget on a round that is long over.
         self._ttl = timeout + _LEEWAY_SECONDS
+        return progress
 
-        super().start(
-            CarefulGrid(grid),
-            progress.arrays,
-            num_rounds - self._offset,
-            timeout,
-            train_config,
-            evaluate_config,
-            evaluate_fn and progress.evaluating(evaluate_fn, self._offset),
-        )
+    def finish(self, progress: Progress) -> ArrayRecord:
+        """Save a run that has ended, say what it cost, and return its model."""
         if self.checkpoint is not None:
             save(self.checkpoint, progress)
-        kept = progress.kept if self.output == "uniform" else None
-        return Result(
-            progress.arrays if kept is None else kept,
-            progress.train,
-            progress.evaluate_clientapp,
-            progress.evaluate_serverapp,
-        )
+        log_privacy(progress.train.get(progress.step, {}))
+        return returned(progress, self.output)
+
+    @property
+    def rounds_done(self) -> int:
+        """Rounds of the run that were done before it was taken up."""
+        return self._offset
+
+    def _stop_if_wanted(self, progress: Progress) -> None:
+        """End the run if the last round was the one that was waited for."""
+        number = progress.step
+        if self.stop_when is None or number not in progress.train:
+            return
+        metrics = {
+            **progress.train[number],
+            **progress.evaluate_clientapp.get(number, {}),
+            **progress.evaluate_serverapp.get(number, {}),
+        }
+        if self.stop_when(number, metrics):
+            log(INFO, "Stopped after round %d, as stop_when says", number)
+            raise StopRun
+
+    def _wait_for_leavers(self, cohort: Cohort) -> None:
+        """Give up once there have been too few nodes for too long."""
+        if cohort.nodes:
+            self._last_cohort = time.monotonic()
+        elif time.monotonic() - self._last_cohort > self.give_up_after:
+            raise TimeoutError(
+                f"too few nodes have been connected for give_up_after="
+                f"{self.give_up_after:g} seconds; start SuperNodes, and resume from "
+                "the checkpoint"
+            )
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Send the model to nodes that evaluate it, if the user asked for that."""
-        if self.fraction_evaluate == 0.0:
+        number = server_round + self._offset
+        nodes: list[int] = []
+        if self.evaluations is not None and self._progress is not None:
+            # Each answer costs budget, so that all of them are worth having.
+            if self.evaluations.is_due(number, self._progress.num_rounds):
+                nodes = sorted(grid.get_node_ids())
+            asked = self.evaluations.config(number, self._progress.session)
+            if number == self._progress.num_rounds:
+                arrays = returned(self._progress, self.output)
+        elif self.fraction_evaluate > 0.0:
+            nodes = chosen(
+                sorted(grid.get_node_ids()),
+                self.fraction_evaluate,
+                self.min_evaluate_nodes,
+                np.random.default_rng([self.seed, EVALUATORS, number]),
+            )
+            asked = ConfigRecord({**config, "server-round": number})
+        self._evaluating = []
+        if not nodes:
             return []
-        timeout = self.participation.node_timeout
-        nodes = wait_for_nodes(grid, self.min_evaluate_nodes, timeout)
-        size = int(len(nodes) * self.fraction_evaluate)
-        asked = ConfigRecord({**config, "server-round": server_round + self._offset})
         content = evaluation_content(
             arrays, asked, self.arrayrecord_key, self.configrecord_key
         )
-        chosen = nodes[: max(size, self.min_evaluate_nodes)]
-        return [
-            Message(content, node, MessageType.EVALUATE, ttl=self._ttl)
-            for node in chosen
+        self._evaluating = [
+            Message(
+                content, node, MessageType.EVALUATE, ttl=self._ttl, group_id=str(number)
+            )
+            for node in nodes
         ]
+        return self._evaluating
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Return the median of each metric over the nodes: no node is trusted."""
-        found = medians(replies)
+        f, sent = self.num_malicious_nodes, self._evaluating or []
+        found: Mapping[str, int | float | list[int] | list[float]] | None
+        if self.evaluations is None:
+            found = medians(replies, f, self._evaluating)
+        else:
+            found = concluded(self.evaluations, sent, f, replies) if sent else None
         if not found:
             return None
         metrics = MetricRecord({**found})
@@ -143,6 +235,18 @@ class ResumableStrategy(FedAvg):
             number = server_round + self._offset
             self._progress.evaluate_clientapp[number] = metrics
         return metrics
+
+    def _rng(self, purpose: int, step: int = 0) -> np.random.Generator:
+        # By step and not by state, so that a resumed run chooses the same.
+        return np.random.default_rng([self.seed, purpose, step])
+
+    def _output_index(self, progress: Progress) -> int:
+        return int(self._rng(OUTPUT).integers(progress.num_rounds))
+
+    def _rates_in(self, number: int) -> tuple[float, float]:
+        """Return gamma and beta of a round, counted from 0: those of its first step."""
+        step = number * self.local_steps
+        return rates_at(self.server_learning_rate, self.momentum, step)
 
     def _begin(self, progress: Progress) -> Template:
         self._progress = progress

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,6 +53,33 @@ def rates_at(
     if not 0.0 <= beta < 1.0:
         raise ValueError(f"momentum={beta} at step {before} must lie in [0, 1)")
     return gamma, beta
+
+
+def noise_left(betas: Sequence[float], local_steps: int = 1) -> float:
+    """Return the deviation of the noise in what a node sends, if a step has 1.
+
+    With v the noise in a momentum, one of K steps makes it beta v + (1 - beta) e, and
+    what is sent is the mean of K of those: a share of the v before, and of each e.
+
+    Parameters
+    ----------
+    betas : sequence of float
+        Of the rounds so far, in each of which the node took part.
+    local_steps : int
+        K.
+    """
+    before, sent = 0.0, 0.0
+    for beta in betas:
+        powers = [beta**k for k in range(local_steps + 1)]
+        past = sum(powers[1:]) / local_steps
+        new = [
+            (1.0 - beta) * sum(powers[: local_steps - k]) / local_steps
+            for k in range(local_steps)
+        ]
+        sent = past**2 * before + sum(share**2 for share in new)
+        for _ in range(local_steps):
+            before = beta**2 * before + (1.0 - beta) ** 2
+    return math.sqrt(sent)
 
 
 def _value(schedule: Schedule, step: int) -> float:

@@ -20,7 +20,8 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from flwr_safedshb.exchange.arrays import MARK, MisfitError, Template
-from flwr_safedshb.server.collection import answers
+from flwr_safedshb.flower.grid import answers
+from flwr_safedshb.server.statements import Statement, stated
 
 Reason = Literal[
     "missing",
@@ -70,10 +71,13 @@ class Accepted:
         Finite, in the shapes and the order of the model's.
     encoded : tuple of bytes
         The same as they were sent: an order of replies that depends on nothing else.
+    stated : (epsilon, delta), optional
+        The node's own word.
     """
 
     layers: list[NDArray[np.float32]]
     encoded: tuple[bytes, ...]
+    stated: Statement | None = None
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,7 @@ def _screened(template: Template, reply: Message, foreign: bool) -> Accepted | E
         return Excluded("not-finite")
     if not foreign and not any(MARK in record for record in records):
         return Excluded("unmarked")
-    return Accepted(layers, encoded)
+    return Accepted(layers, encoded, stated(records))
 
 
 def _count(records: Sequence[object], kind: type) -> int:

@@ -11,11 +11,13 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from logging import INFO, WARNING
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.common import log
+
+from flwr_safedshb.exchange.arrays import MAX_LOCAL_STEPS
 
 if TYPE_CHECKING:
     from flwr_safedshb.server.run import ResumableStrategy
@@ -31,6 +33,7 @@ _HANDLING = {
     "min_available_nodes",
     "node_timeout",
     "give_up_after",
+    "stop_when",
     "authenticated_nodes",
     "checkpoint",
     "checkpoint_every",
@@ -56,6 +59,33 @@ _IDLE = {
 }
 
 
+def check_local_steps(local_steps: object) -> None:
+    """Refuse a number of local steps that no node would take."""
+    whole = isinstance(local_steps, int) and not isinstance(local_steps, bool)
+    if not whole or not 1 <= cast(int, local_steps) <= MAX_LOCAL_STEPS:
+        raise ValueError(
+            f"local_steps={_short(local_steps)} must be an integer from 1 to "
+            f"{MAX_LOCAL_STEPS}"
+        )
+
+
+def check_numbers(
+    checkpoint_every: int,
+    fraction_evaluate: float,
+    give_up_after: float,
+    noise_std: float | None,
+) -> None:
+    """Refuse numbers of a strategy that make no sense."""
+    if checkpoint_every < 1:
+        raise ValueError(f"checkpoint_every={checkpoint_every} must be at least 1")
+    if not 0.0 <= fraction_evaluate <= 1.0:
+        raise ValueError(f"fraction_evaluate={fraction_evaluate} must be in [0, 1]")
+    if not give_up_after >= 0.0:
+        raise ValueError(f"give_up_after={give_up_after} must be at least 0")
+    if noise_std is not None and not 0.0 <= noise_std < np.inf:
+        raise ValueError(f"noise_std={noise_std} must be finite and at least 0")
+
+
 def warn_of_idle_settings(config: Mapping[str, object]) -> None:
     """Name entries of `train_config` that do nothing here."""
     idle = [key for key in config if key.lower().replace("_", "-") in _IDLE]
@@ -76,6 +106,7 @@ def log_settings(strategy: SafeDSHB) -> None:
     log(INFO, "\t│\t├── Number of malicious nodes: %d", strategy.num_malicious_nodes)
     log(INFO, "\t│\t├── Server learning rate: %s", strategy.server_learning_rate)
     log(INFO, "\t│\t├── Momentum: %s", strategy.momentum)
+    log(INFO, "\t│\t├── Local steps: %d", strategy.local_steps)
     log(INFO, "\t│\t├── Output: %s", strategy.output)
     log(INFO, "\t│\t└── Checkpoint: %s", strategy.checkpoint or "none")
     log(INFO, "\t├──> Sampling:")
@@ -121,6 +152,8 @@ def settings_of(
     arguments = inspect.signature(SafeDSHB.__init__).parameters
     named = [name for name in arguments if name not in _HANDLING]
     return {
+        # First, for the rates of all rounds follow from it.
+        "local_steps": strategy.local_steps,
         **{name: described(getattr(strategy, name)) for name in named},
         **{name: described(config or {}) for name, config in configs.items()},
         # Their values: a function's name does not say what it returns.
@@ -152,6 +185,24 @@ def described(value: object) -> object:
 def _compact(values: list[float]) -> object:
     """Return one value for a list of equal ones."""
     return values[0] if len(set(values)) == 1 else values
+
+
+def shortened(settings: Settings, num_rounds: object) -> Settings | None:
+    """Return what a run was before it got more rounds; None if it has not.
+
+    Only a run that returns its last model can go on after its end.
+    """
+    more = settings["num_rounds"]
+    if not isinstance(more, int) or not isinstance(num_rounds, int):
+        return None
+    if not 0 < num_rounds < more or settings["output"] != "last":
+        return None
+    rates = {
+        name: _compact(value[:num_rounds])
+        for name in ("server_learning_rate", "momentum")
+        if isinstance(value := settings[name], list)
+    }
+    return {**settings, **rates, "num_rounds": num_rounds}
 
 
 def fingerprint(arrays: ArrayRecord) -> str:

@@ -13,9 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from logging import INFO
 from pathlib import Path
-from typing import Literal, get_args
 
-import numpy as np
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
@@ -29,18 +27,23 @@ from flwr.serverapp import Grid
 
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.aggregation.rule import Rule
+from flwr_safedshb.exchange.arrays import LEARNING_RATE, LOCAL_STEPS, STATE
 from flwr_safedshb.flower.compat import refilled
-from flwr_safedshb.server.checkpoint import Progress, save
-from flwr_safedshb.server.participation import Cohort, Participation
+from flwr_safedshb.server.checkpoint import save
+from flwr_safedshb.server.evaluation import least_evaluators
+from flwr_safedshb.server.output import Output, add_to_mean, check_output
+from flwr_safedshb.server.participation import Participation
+from flwr_safedshb.server.private_evaluation import private_evaluations
+from flwr_safedshb.server.progress import Progress
 from flwr_safedshb.server.round import Round, conclude, refuse_total_failure
-from flwr_safedshb.server.run import ResumableStrategy
-from flwr_safedshb.server.schedules import Schedule, rates_at
-from flwr_safedshb.server.settings import log_settings, warn_of_idle_settings
-
-Output = Literal["last", "uniform"]
-
-# Which random choice a generator is for.
-_NODES, _OUTPUT = 0, 1
+from flwr_safedshb.server.run import NODES, ResumableStrategy, StopWhen
+from flwr_safedshb.server.schedules import Schedule, noise_left, rates_at
+from flwr_safedshb.server.settings import (
+    check_local_steps,
+    check_numbers,
+    log_settings,
+    warn_of_idle_settings,
+)
 
 
 class SafeDSHB(ResumableStrategy):
@@ -56,8 +59,18 @@ class SafeDSHB(ResumableStrategy):
         gamma_t, above 0.
     momentum : float or callable of the step
         beta_t, in [0, 1). Clients use beta_{t-1} in step t, and beta_0 in step 0.
-    output : {"last", "uniform"}
-        Return theta_T, or one of theta_0 .. theta_{T-1} drawn uniformly up front.
+    output : {"last", "uniform", "average"}
+        Return theta_T, or one of theta_0 .. theta_{T-1} drawn uniformly up front, or
+        the mean of the last half of theta_1 .. theta_T.
+    local_steps : int
+        K, steps that a node takes on its own in a round, each charged. It sends the
+        mean of its K momentums, and the server takes K steps that way. Rates are those
+        of the first. Safe-DSHB is K = 1.
+    evaluate_every : int, optional
+        Ask all nodes what the model is worth, after so many rounds, and at the end of
+        the one returned. Clients with a `PrivateEvaluation` answer, and are charged.
+    evaluate_max_loss, evaluate_per_class : float, bool
+        The greatest loss that counts, and whether to count by class, too.
     noise_std : float, optional
         sigma_DP of the clients' plan (`PrivacyPlan.noise_std`), where it is public: the
         metrics of a round then hold estimates of how far honest clients differ. Nothing
@@ -67,11 +80,11 @@ class SafeDSHB(ResumableStrategy):
         with `participation_confidence`, round by round, and a share that may have no
         honest majority is refused.
     fraction_evaluate : float
-        Share of the nodes that evaluate the model on their own data. What they report
-        is outside the privacy guarantee, so the default is none of them.
+        Share of the nodes, drawn in each round, that evaluate the model on their own
+        data; the medians of what they report are known. That is outside the privacy
+        guarantee, so the default is none of them.
     min_train_nodes, min_evaluate_nodes, min_available_nodes : int
-        Least numbers of nodes; by default 2f + 1, the least that f can be among, and 1
-        to evaluate.
+        Least numbers of nodes; by default 2f + 1, the least that f can be among.
     node_timeout : float
         Seconds to wait for `min_available_nodes` before giving up.
     give_up_after : float
@@ -89,10 +102,13 @@ class SafeDSHB(ResumableStrategy):
         Of the server's random choices; by default from the operating system.
     checkpoint : str or Path, optional
         File to resume from if it is there, and to write to. It holds what made the run:
-        with other arguments, here or of `start`, it is refused. If the first model was
-        random and is gone, `load` the file and give its ``arrays`` to `start`.
+        with other arguments, here or of `start`, it is refused; only more rounds may be
+        asked for, with output "last" and the same rates. If the first model was random
+        and is gone, give `start` the ``arrays`` of ``load_checkpoint(path)``.
     checkpoint_every : int
         Write it after so many rounds, and after the last.
+    stop_when : callable (round, metrics) -> bool, optional
+        End the run after a round whose metrics, of training and evaluation, are such.
     run_settings : mapping, optional
         What else makes the run, such as Flower's ``context.run_config``: the checkpoint
         holds it, too, and is refused with another.
@@ -109,11 +125,15 @@ class SafeDSHB(ResumableStrategy):
         momentum: Schedule = 0.99,
         output: Output = "last",
         *,
+        local_steps: int = 1,
+        evaluate_every: int | None = None,
+        evaluate_max_loss: float = 4.0,
+        evaluate_per_class: bool = False,
         noise_std: float | None = None,
         fraction_train: float = 1.0,
         fraction_evaluate: float = 0.0,
         min_train_nodes: int | None = None,
-        min_evaluate_nodes: int = 1,
+        min_evaluate_nodes: int | None = None,
         min_available_nodes: int | None = None,
         node_timeout: float = 600.0,
         give_up_after: float = 3600.0,
@@ -123,20 +143,17 @@ class SafeDSHB(ResumableStrategy):
         seed: int | None = None,
         checkpoint: str | Path | None = None,
         checkpoint_every: int = 1,
+        stop_when: StopWhen | None = None,
         run_settings: Mapping[str, object] | None = None,
         arrayrecord_key: str = "arrays",
         configrecord_key: str = "config",
     ) -> None:
-        if output not in get_args(Output):
-            raise ValueError(f"output={output!r} must be 'last' or 'uniform'")
-        if checkpoint_every < 1:
-            raise ValueError(f"checkpoint_every={checkpoint_every} must be at least 1")
-        if not 0.0 <= fraction_evaluate <= 1.0:
-            raise ValueError(f"fraction_evaluate={fraction_evaluate} must be in [0, 1]")
-        if not give_up_after >= 0.0:
-            raise ValueError(f"give_up_after={give_up_after} must be at least 0")
-        if noise_std is not None and not 0.0 <= noise_std < np.inf:
-            raise ValueError(f"noise_std={noise_std} must be finite and at least 0")
+        check_output(output, stop_when is not None)
+        check_local_steps(local_steps)
+        check_numbers(checkpoint_every, fraction_evaluate, give_up_after, noise_std)
+        self.evaluations = private_evaluations(
+            evaluate_every, evaluate_max_loss, evaluate_per_class, fraction_evaluate
+        )
         least = 2 * num_malicious_nodes + 1
         self.participation = Participation(
             num_malicious_nodes,
@@ -149,7 +166,9 @@ class SafeDSHB(ResumableStrategy):
         super().__init__(
             fraction_train=fraction_train,
             min_train_nodes=self.participation.min_train_nodes,
-            min_evaluate_nodes=min_evaluate_nodes,
+            min_evaluate_nodes=least_evaluators(
+                min_evaluate_nodes, num_malicious_nodes
+            ),
             min_available_nodes=self.participation.min_available_nodes,
             arrayrecord_key=arrayrecord_key,
             configrecord_key=configrecord_key,
@@ -160,7 +179,11 @@ class SafeDSHB(ResumableStrategy):
         self.num_malicious_nodes = num_malicious_nodes
         self.server_learning_rate = server_learning_rate
         self.momentum = momentum
-        self.output = output
+        self.output: Output = output
+        self.local_steps = local_steps
+        self.evaluate_every = evaluate_every
+        self.evaluate_max_loss = evaluate_max_loss
+        self.evaluate_per_class = evaluate_per_class
         self.noise_std = noise_std
         self.authenticated_nodes = authenticated_nodes
         self.foreign_clients = foreign_clients
@@ -169,6 +192,7 @@ class SafeDSHB(ResumableStrategy):
         self.seed = secrets.randbits(63) if seed is None else seed
         self._seeded = seed is not None
         self.participation_confidence = participation_confidence
+        self.stop_when = stop_when
         self.run_settings = dict(run_settings or {})
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.checkpoint_every = checkpoint_every
@@ -190,13 +214,14 @@ class SafeDSHB(ResumableStrategy):
             template = self._begin(progress)
         step = progress.step = server_round + self._offset - 1
         progress.arrays = arrays
+        self._stop_if_wanted(progress)
         if self.output == "uniform" and step == self._output_index(progress):
             progress.kept = arrays
         due = step % self.checkpoint_every == 0
         if due and step > self._offset and self.checkpoint is not None:
             save(self.checkpoint, progress)
         cohort = self.participation.gather(
-            grid, lambda: self._rng(_NODES, step), first=step == self._offset
+            grid, lambda: self._rng(NODES, step), first=step == self._offset
         )
         log(INFO, "configure_train: %s", cohort)
         if step == self._offset:
@@ -205,19 +230,20 @@ class SafeDSHB(ResumableStrategy):
         # Without `start` nobody has said how many steps there will be.
         while len(self._rates) <= step:
             next_step = len(self._rates)
-            self._rates.append(
-                rates_at(self.server_learning_rate, self.momentum, next_step)
-            )
+            self._rates.append(self._rates_in(next_step))
         rate, momentum = self._rates[step]
         # These are of known types, and need not be checked.
         entries = {
             **config,
             "server-round": step + 1,
-            "step": step,
+            "step": step * self.local_steps,
             "momentum": momentum,
             "session": progress.session,
+            LOCAL_STEPS: self.local_steps,
+            LEARNING_RATE: rate,
             # The step before this one may have to be taken up again.
             "anchor": due,
+            STATE: self.stop_when is not None or step + 1 == progress.num_rounds,
             # Objects have the hash of their bytes for a name: nobody can guess it.
             "nonce": secrets.token_hex(8),
         }
@@ -225,8 +251,9 @@ class SafeDSHB(ResumableStrategy):
         content = RecordDict(
             {self.arrayrecord_key: arrays, self.configrecord_key: asked}
         )
+        group = str(step + 1)  # which the logs of nodes show
         messages = [
-            Message(content, node, MessageType.TRAIN, ttl=self._ttl)
+            Message(content, node, MessageType.TRAIN, ttl=self._ttl, group_id=group)
             for node in cohort.nodes
         ]
         self._round = Round(
@@ -238,19 +265,9 @@ class SafeDSHB(ResumableStrategy):
             momentum,
             self._noise_in_momentum(step),
             self.foreign_clients,
+            self.local_steps,
         )
         return messages
-
-    def _wait_for_leavers(self, cohort: Cohort) -> None:
-        """Give up once there have been too few nodes for too long."""
-        if cohort.nodes:
-            self._last_cohort = time.monotonic()
-        elif time.monotonic() - self._last_cohort > self.give_up_after:
-            raise TimeoutError(
-                f"too few nodes have been connected for give_up_after="
-                f"{self.give_up_after:g} seconds; start SuperNodes, and resume from "
-                "the checkpoint"
-            )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -268,6 +285,8 @@ class SafeDSHB(ResumableStrategy):
         progress.step += 1
         if outcome.arrays is not None:
             progress.arrays = outcome.arrays
+        if self.output == "average":
+            add_to_mean(progress)
         progress.train[progress.step] = metrics
         return outcome.arrays, metrics
 
@@ -275,14 +294,5 @@ class SafeDSHB(ResumableStrategy):
         """Return the noise in the momentum of a node that took every step so far."""
         if self.noise_std is None:
             return None
-        squares = 0.0
-        for _, beta in self._rates[: step + 1]:
-            squares = beta**2 * squares + (1.0 - beta) ** 2
-        return self.noise_std * float(np.sqrt(squares))
-
-    def _rng(self, purpose: int, step: int = 0) -> np.random.Generator:
-        # By step and not by state, so that a resumed run chooses the same.
-        return np.random.default_rng([self.seed, purpose, step])
-
-    def _output_index(self, progress: Progress) -> int:
-        return int(self._rng(_OUTPUT).integers(progress.num_rounds))
+        betas = [beta for _, beta in self._rates[: step + 1]]
+        return self.noise_std * noise_left(betas, self.local_steps)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import (
+    ArrayRecord,
     Context,
     Message,
     RecordDict,
@@ -17,9 +18,11 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from torch.utils.data import Dataset
 
+from flwr_safedshb import trained_arrays
 from flwr_safedshb.client import client as clients
 from flwr_safedshb.client import step as steps
-from flwr_safedshb.client.client import RefusedError, SafeDSHBClient, client_app
+from flwr_safedshb.client.app import client_app
+from flwr_safedshb.client.client import RefusedError, SafeDSHBClient
 from flwr_safedshb.client.node import LEDGER_NAME
 from flwr_safedshb.exchange.arrays import MARK
 from flwr_safedshb.grids.in_process import InProcessGrid
@@ -264,33 +267,54 @@ def test_a_plan_for_another_dataset_is_an_error() -> None:
         make(node(), plan=PrivacyPlan(1.0, 1.0, 4, 21))
 
 
-def test_entries_that_are_not_trained_are_answered_with_zeros() -> None:
-    class Partly(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.frozen = torch.nn.Linear(3, 3)
-            self.frozen.requires_grad_(False)
-            self.last = torch.nn.Linear(3, 1)
-            self.register_buffer("count", torch.tensor(5))
+class Partly(torch.nn.Module):
+    """A model of which the last layer is trained."""
 
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            hidden: torch.Tensor = self.frozen(inputs)
-            outputs: torch.Tensor = self.last(hidden)
-            return outputs
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = torch.nn.Linear(3, 3)
+        self.frozen.requires_grad_(False)
+        self.last = torch.nn.Linear(3, 1)
+        self.register_buffer("count", torch.tensor(5))
 
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.frozen(inputs)
+        outputs: torch.Tensor = self.last(hidden)
+        return outputs
+
+
+def test_what_is_not_trained_is_neither_taken_nor_sent() -> None:
     model = Partly()
-    entries = model.state_dict()
-    parameters = [np.asarray(value.numpy() + 1) for value in entries.values()]
-    sent, _, _ = make(node(), model=model).fit(
-        [*parameters], {"step": 0, "momentum": 0.5}
+    before = model.frozen.weight.clone()
+    sent = trained_arrays(model)
+    parameters = [array.numpy() + 1 for array in sent.values()]
+    momentum, _, _ = make(node(), model=model).fit(
+        parameters, {"step": 0, "momentum": 0.5}
     )
-    by_name = dict(zip(entries, sent, strict=True))
-    for name, value in entries.items():
-        assert by_name[name].shape == tuple(value.shape)
-        assert (by_name[name] != 0).all() == name.startswith("last")
-    assert model.count == 6
-    loaded = [value.numpy() for value in model.state_dict().values()]
-    assert all(np.array_equal(a, b) for a, b in zip(loaded, parameters, strict=True))
+    assert [part.shape for part in momentum] == [(1, 3), (1,)]
+    assert np.array_equal(model.last.weight.detach().numpy(), parameters[0])
+    assert torch.equal(model.frozen.weight, before)
+    everything = [value.numpy() for value in model.state_dict().values()]
+    with pytest.raises(RefusedError, match=r"trained_arrays\(model\)"):
+        make(node(), model=model).fit([*everything], {"step": 0, "momentum": 0.5})
+
+
+def test_arrays_are_told_by_their_names(tmp_path: Path) -> None:
+    """The order of a message's arrays is no matter; other names are refused."""
+    model = Partly()
+    arrays = trained_arrays(model)
+    turned = ArrayRecord({name: arrays[name] for name in reversed(list(arrays))})
+    other = ArrayRecord(model.state_dict())
+    replies = [
+        send(client_app(lambda c: make(c, model=model)), arrays=sent)[0]
+        for sent in (arrays, turned, other)
+    ]
+    first, second = (r.content.array_records["arrays"] for r in replies[:2])
+    assert list(first) == list(second) == ["last.weight", "last.bias"]
+    assert all(np.array_equal(first[n].numpy(), second[n].numpy()) for n in first)
+    reason = str(replies[2].error.reason)
+    assert "has count, frozen.weight" in reason
+    assert "start the run from trained_arrays(model)" in reason
 
 
 class Explodes(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -302,11 +326,15 @@ class Explodes(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 @pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("seed", [3, None])
 def test_what_reaches_the_server_says_nothing_about_the_data(
-    tmp_path: Path, legacy: bool, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, legacy: bool, seed: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The node's own log does where the noise comes from a seed and protects nobody."""
+
     def exploding(context: Context) -> SafeDSHBClient:
-        return make(context, dataset=Explodes())
+        context.node_config.update(node(tmp_path).node_config)
+        return make(context, seed, dataset=Explodes())
 
     app = client_app(exploding)
     if legacy:
@@ -315,7 +343,7 @@ def test_what_reaches_the_server_says_nothing_about_the_data(
     # An answer like any other: that there is none would say something, too.
     assert not reply.has_error()
     assert str(SECRET) not in str(reply.content)
-    assert str(SECRET) not in caplog.text
+    assert (str(SECRET) in caplog.text) == (seed is not None)
 
 
 def test_a_failing_client_fn_or_ledger_says_nothing_about_the_node(
@@ -413,7 +441,7 @@ def test_an_unexpected_failure_is_logged_here_and_not_sent(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a bug of ours")
 
-    monkeypatch.setattr(steps, "private_gradients", broken)
+    monkeypatch.setattr(steps, "private_vector", broken)
     with caplog.at_level(logging.ERROR), pytest.raises(RefusedError) as caught:
         ask(node(), 0)
     assert "a bug of ours" not in str(caught.value)

@@ -1,9 +1,12 @@
 """A torch model as arrays, and as one vector of what is trained."""
 
 import numpy as np
+import pytest
 import torch
+from flwr.app import ArrayRecord
 from torch import nn
 
+from flwr_safedshb import trained_arrays
 from flwr_safedshb.exchange.model import ModelArrays
 
 
@@ -20,37 +23,63 @@ class Tied(nn.Module):
         self.last.weight = self.first.weight
 
 
-def test_a_vector_is_split_by_what_is_trained() -> None:
+def test_only_what_is_trained_crosses_the_wire_and_only_once() -> None:
     model = Tied()
-    names = list(model.state_dict())
-    arrays = ModelArrays(model)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    vector = np.arange(sum(p.numel() for p in parameters), dtype=np.float32) + 1
-    parts = dict(zip(names, arrays.split(vector), strict=True))
-    assert [part.shape for part in parts.values()] == arrays.shapes
-    assert all(part.dtype == np.float32 for part in parts.values())
-    # The order of model.parameters(), in which gradients come.
-    start = 0
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            expected = vector[start : start + parameter.numel()]
-            assert np.array_equal(parts[name].reshape(-1), expected)
-            start += parameter.numel()
-    assert np.array_equal(parts["last.weight"], parts["first.weight"])
-    for name in ("frozen.weight", "frozen.bias", "count"):
-        assert not parts[name].any()
+    sent = trained_arrays(model)
+    assert list(sent) == ["first.weight", "first.bias"]
+    state = model.state_dict()
+    for name, array in sent.items():
+        assert np.array_equal(array.numpy(), state[name].numpy())
+    result = model.load_state_dict(sent.to_torch_state_dict(), strict=False)
+    assert not result.unexpected_keys
 
 
-def test_all_arrays_are_loaded_in_the_models_own_types() -> None:
+def test_a_vector_is_split_by_what_is_trained() -> None:
+    """In the order of model.parameters(), in which gradients come."""
+    arrays = ModelArrays(Tied())
+    weight, bias = arrays.split(np.arange(9, dtype=np.float32))
+    assert weight.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert bias.tolist() == [6, 7, 8]
+    assert weight.dtype == bias.dtype == np.float32
+
+
+def test_arrays_are_loaded_in_the_models_own_types() -> None:
     model = Tied().double()
-    entries = model.state_dict(keep_vars=True)
-    sent = [
-        np.full(tuple(e.shape), 2, e.detach().numpy().dtype) for e in entries.values()
-    ]
-    ModelArrays(model).load([*sent])
-    assert all(bool((entry == 2).all()) for entry in entries.values())
-    assert model.first.weight is entries["first.weight"]
+    ModelArrays(model).load([np.full((3, 2), 2, np.float32), np.full(3, 3.0)])
+    assert model.first.weight.tolist() == [[2.0, 2.0]] * 3
+    assert model.last.weight is model.first.weight
+    assert model.first.bias.tolist() == [3.0] * 3
     half = nn.Linear(2, 2).to(torch.bfloat16)  # which numpy does not have
+    assert trained_arrays(half)["weight"].numpy().dtype == np.float32
     ModelArrays(half).load([np.ones((2, 2), np.float32), np.zeros(2, np.float32)])
     assert half.weight.dtype == torch.bfloat16
     assert half.weight.sum() == 4
+
+
+def test_a_message_may_have_its_arrays_in_any_order() -> None:
+    arrays = ModelArrays(Tied())
+    sent = trained_arrays(Tied())
+    turned = ArrayRecord({name: sent[name] for name in reversed(list(sent))})
+    assert list(turned) != list(sent)
+    assert list(arrays.ordered(turned)) == list(sent)
+    numbered = ArrayRecord([a.numpy() for a in sent.values()])
+    assert list(arrays.ordered(numbered)) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "problem"),
+    [
+        (
+            {**Tied().state_dict()},
+            "has count, frozen.weight, frozen.bias and 1 more, and",
+        ),
+        (nn.Linear(2, 3).state_dict(), "has weight, bias and lacks first.weight, fir"),
+        ({"first.weight": torch.zeros(3, 2)}, "lacks first.bias, and"),
+    ],
+)
+def test_other_names_are_refused_with_the_remedy(
+    sent: dict[str, torch.Tensor], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem) as raised:
+        ModelArrays(Tied()).ordered(ArrayRecord(sent))
+    assert "trained_arrays(model)" in str(raised.value)

@@ -17,15 +17,15 @@ from torch import nn
 
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.attacks import ALIE
-from flwr_safedshb.client.client import SafeDSHBClient, client_app
+from flwr_safedshb.client.app import client_app
+from flwr_safedshb.client.client import SafeDSHBClient
 from flwr_safedshb.grids.adversarial import AdversarialGrid
 from flwr_safedshb.grids.batched import BatchedGrid
 from flwr_safedshb.grids.in_process import InProcessGrid
-from flwr_safedshb.privacy import gaussian
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.plan import PrivacyPlan, Sampling
 from flwr_safedshb.privacy.randomness.noise import Randomness, SeededRandomness
-from flwr_safedshb.privacy.samplers import sample
+from flwr_safedshb.privacy.samplers.fixed import Fixed
 from flwr_safedshb.server.strategy import SafeDSHB
 from simulations.engines import run
 from tests.federation import flat
@@ -110,12 +110,15 @@ def test_clients_do_go_through_the_model_at_once(
 
 def test_no_two_nodes_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
+    draw = Fixed.draw
 
-    def watch(plan: PrivacyPlan, randomness: Randomness) -> NDArray[np.int64]:
-        drawn.append(sample(plan, randomness))
+    def watch(
+        self: Fixed, plan: PrivacyPlan, randomness: Randomness
+    ) -> NDArray[np.int64]:
+        drawn.append(draw(self, plan, randomness))
         return drawn[-1]
 
-    monkeypatch.setattr(gaussian, "sample", watch)
+    monkeypatch.setattr(Fixed, "draw", watch)
     model = nn.Linear(5, 1)
     train(BatchedGrid(make_app(model), N), model)
     assert len(drawn) == N * STEPS

@@ -21,8 +21,9 @@ from flwr.serverapp.strategy import FedAvg, FedMedian, Krum
 from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation import SMEA
-from flwr_safedshb.attacks import ALIE, LabelFlip
+from flwr_safedshb.attacks import ALIE, Attack, LabelFlip, Strongest
 from flwr_safedshb.attacks.base import Aggregate, Floats
+from flwr_safedshb.exchange.arrays import Arrays
 from flwr_safedshb.grids.adversarial import AdversarialGrid, AttackFunction
 from flwr_safedshb.grids.in_process import InProcessGrid
 
@@ -336,3 +337,21 @@ def test_an_attack_of_the_package_and_a_rule_for_it() -> None:
     vectors = np.array([layers_of(r)[0] for r in replies])
     assert np.array_equal(vectors[5], vectors[6])
     assert not np.array_equal(vectors[5], vectors[:5].mean(axis=0))
+
+
+def test_adversaries_learn_the_gradient_at_the_model_that_was_sent() -> None:
+    asked: list[list[float]] = []
+
+    def gradient(model: Arrays) -> NDArray[np.float64]:
+        asked.append([float(layer.flat[0]) for layer in model])
+        return np.concatenate([layer.reshape(-1) for layer in model], dtype=np.float64)
+
+    def replies(attack: Attack) -> list[Message]:
+        inner = InProcessGrid(make_app(partition_model), 7)
+        grid = AdversarialGrid(inner, attack, 2, SMEA(), gradient=gradient)
+        return grid.send_and_receive(instruct(grid))
+
+    replies(ALIE())
+    assert asked == []  # it has no use for one
+    replies(Strongest())
+    assert asked == [[0.0, 0.0]]

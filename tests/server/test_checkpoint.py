@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.server import checkpoint
-from flwr_safedshb.server.checkpoint import Progress
+from flwr_safedshb.server.progress import Progress
 from flwr_safedshb.server.strategy import SafeDSHB
 from tests.federation import federation, flat, model
 from tests.replies import Layers, record
@@ -176,17 +176,22 @@ OTHERS: dict[str, object] = {
     "server_learning_rate": lambda step: 1.0 if step == 3 else 1.0 / (1 + step),
     "momentum": 0.6,
     "output": "uniform",
+    "local_steps": 2,
+    "evaluate_every": 3,
+    "evaluate_max_loss": 2.0,
+    "evaluate_per_class": True,
     "foreign_clients": True,
     "fraction_train": 0.9,
     "fraction_evaluate": 0.5,
     "min_train_nodes": 4,
-    "min_evaluate_nodes": 2,
+    "min_evaluate_nodes": 4,
     "participation_confidence": 0.99,
     "seed": 6,
     "run_settings": {"data": {"path": "other"}},
     "min_available_nodes": None,
     "node_timeout": None,
     "give_up_after": None,
+    "stop_when": None,
     "authenticated_nodes": None,
     "checkpoint": None,
     "checkpoint_every": None,
@@ -240,8 +245,8 @@ def test_a_run_with_other_arguments_of_start_is_refused(tmp_path: Path) -> None:
         start(other)
     with pytest.raises(ValueError, match="initial_arrays was"):
         start(moved)
-    with pytest.raises(ValueError, match="num_rounds was 2 and is 3"):
-        start(model(), 3)
+    with pytest.raises(ValueError, match="num_rounds was 2 and is 1"):
+        start(model(), 1)
     with pytest.raises(ValueError, match=r"train_config.epochs was None and is 2"):
         start(model(), train_config=config)
     with pytest.raises(ValueError, match=r"evaluate_config.epochs was None and is 2"):
@@ -292,7 +297,8 @@ SCRIPT = """
     import sys, time
     import numpy as np, torch
     from flwr.app import ArrayRecord
-    from flwr_safedshb.client.client import SafeDSHBClient, client_app
+    from flwr_safedshb.client.app import client_app
+    from flwr_safedshb.client.client import SafeDSHBClient
     from flwr_safedshb.grids.in_process import InProcessGrid
     from flwr_safedshb.privacy.randomness.noise import SeededRandomness
     from flwr_safedshb.privacy.plan import PrivacyPlan

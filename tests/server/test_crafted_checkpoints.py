@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.lib import format as npy
 
 from flwr_safedshb.server import checkpoint
-from flwr_safedshb.server.checkpoint import Progress
+from flwr_safedshb.server.progress import Progress
 from tests.server.test_checkpoint import progress
 
 QUICK = settings(
@@ -23,6 +23,7 @@ QUICK = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 Content = dict[str, object]
+FIRST, SECOND = (f"model/{name}.npy" for name in progress().arrays)
 
 
 @pytest.fixture
@@ -84,11 +85,12 @@ def refused(path: Path, model_bytes: int = 2**20) -> None:
         ("session", 7),
         ("names", ["weight"]),
         ("names", ["bias", "bias"]),
+        ("names", ["weight", "\ud800"]),
         ("names", "ab"),
         ("names", {"a": 1}),
         ("kept", 1),
         ("kept", False),
-        ("format", 3),
+        ("format", 2),
         ("settings", []),
         ("settings", {"nested": json.loads("[" * 40 + "]" * 40)}),
         ("histories", {}),
@@ -155,8 +157,6 @@ def headed(shape: str, descr: str = "'<f4'", body: bytes = b"") -> bytes:
 @pytest.mark.parametrize(
     "part",
     [
-        written(np.array([[np.nan, 1.0]], np.float32)),
-        written(np.array([[np.inf, 1.0]], np.float32)),
         written(np.array([{"a": 1}], dtype=object)),
         written(np.array(["text"])),
         written(np.array([(1, 2.0)], dtype="i4,f4")),
@@ -174,14 +174,24 @@ def headed(shape: str, descr: str = "'<f4'", body: bytes = b"") -> bytes:
 )
 def test_arrays_that_no_model_has(path: Path, part: bytes) -> None:
     parts = parts_of(path)
-    parts["model-0.npy"] = part
+    parts[FIRST] = part
     pack(path, parts)
+    refused(path)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_no_numbers(path: Path, value: float) -> None:
+    parts = parts_of(path)
+    array = np.load(io.BytesIO(parts[FIRST]))
+    checkpoint.load(path)
+    array.flat[0] = value
+    pack(path, {**parts, FIRST: written(array)})
     refused(path)
 
 
 def test_the_model_that_is_kept_is_the_same_one(path: Path) -> None:
     parts = parts_of(path)
-    parts["kept-0.npy"] = written(np.zeros(1, np.float32))
+    parts[FIRST.replace("model", "kept")] = written(np.zeros(1, np.float32))
     pack(path, parts)
     refused(path)
 
@@ -195,7 +205,7 @@ def bomb(path: Path) -> None:
     body = headed("(1073741824,)", "'|b1'")
     with (
         zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
-        archive.open("model-0.npy", "w") as file,
+        archive.open(FIRST, "w") as file,
     ):
         file.write(body)
         for _ in range(1024):
@@ -214,7 +224,7 @@ def repeat_a_part(path: Path) -> None:
 
 def leave_a_part(path: Path) -> None:
     parts = parts_of(path)
-    del parts["model-1.npy"]
+    del parts[SECOND]
     pack(path, parts)
 
 
@@ -222,8 +232,8 @@ def overlap(path: Path) -> None:
     """Two hundred names for the bytes of one part."""
     with zipfile.ZipFile(path, "a") as archive:
         for number in range(200):
-            (info,) = [i for i in archive.infolist() if i.filename == "model-0.npy"]
-            copy = zipfile.ZipInfo(f"model-{number + 9}.npy")
+            (info,) = [i for i in archive.infolist() if i.filename == FIRST]
+            copy = zipfile.ZipInfo(f"model/more-{number}.npy")
             for name in ("header_offset", "file_size", "compress_size", "CRC"):
                 setattr(copy, name, getattr(info, name))
             archive.filelist.append(copy)

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.app import RecordDict as Records
+from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
+from flwr.common import NDArrays
 from flwr.serverapp.strategy import FedAvg, Krum, Strategy
 
 from flwr_safedshb.aggregation import Average
 from flwr_safedshb.attacks import SignFlip
-from flwr_safedshb.client.client import client_app
+from flwr_safedshb.client.app import client_app
 from flwr_safedshb.grids.adversarial import AdversarialGrid
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.server.checkpoint import load
@@ -91,20 +93,98 @@ def test_what_an_adversarial_grid_sends_looks_like_ours() -> None:
     assert result.train_metrics_clientapp[1]["excluded"] == 0
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        lambda: FedAvg(min_train_nodes=NODES, fraction_evaluate=0.0),
-        lambda: Krum(min_train_nodes=NODES, fraction_evaluate=0.0),
-    ],
-    ids=["FedAvg", "Krum"],
-)
-def test_our_client_refuses_other_strategies(
-    strategy: Callable[[], Strategy], caplog: pytest.LogCaptureFixture
+class Ordinary(NumPyClient):
+    """A NumPyClient of FedAvg."""
+
+    def fit(self, parameters: NDArrays, config: object) -> object:  # type: ignore[override]
+        return [array + np.float32(1.0) for array in parameters], 20, {}
+
+    def evaluate(self, parameters: NDArrays, config: object) -> object:  # type: ignore[override]
+        return 0.5, 20, {"accuracy": 1.0}
+
+
+def evaluating(app: ClientApp) -> ClientApp:
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"accuracy": 1.0, "num-examples": 20})
+        return Message(Records({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+# What a user may have on the nodes, and the keys that it takes.
+CLIENTS: dict[str, Callable[[], ClientApp]] = {
+    "ours": lambda: evaluating(client_app(make)),
+    "FedAvg's": lambda: evaluating(fedavg_client()),
+    "NumPyClient": lambda: ClientApp(client_fn=lambda _: Ordinary().to_client()),
+}
+KEYS = {
+    "NumPyClient": {
+        "arrayrecord_key": "fitins.parameters",
+        "configrecord_key": "fitins.config",
+    }
+}
+STRATEGIES: dict[str, Callable[..., Strategy]] = {
+    "SafeDSHB": lambda **keys: SafeDSHB(Average(), fraction_evaluate=1.0, **keys),
+    "FedAvg": lambda **keys: FedAvg(min_train_nodes=NODES, **keys),
+    "Krum": lambda **keys: Krum(min_train_nodes=NODES, **keys),
+}
+# Everything else ends without a model, or says why it does not start.
+TRAINS = {
+    ("ours", "SafeDSHB"),
+    ("FedAvg's", "FedAvg"),
+    ("FedAvg's", "Krum"),
+}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("keys", [False, True], ids=["keys", "older keys"])
+def test_only_what_belongs_together_leaves_a_model(
+    client: str, strategy: str, keys: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    arrays = started(strategy(), client_app(make), 1)
+    """Also under the keys by which a Message strategy reaches a NumPyClient."""
+    chosen = STRATEGIES[strategy](**(KEYS["NumPyClient"] if keys else {}))
+    grid = InProcessGrid(CLIENTS[client](), NODES)
+    try:
+        arrays: ArrayRecord | None = chosen.start(grid, initial(), num_rounds=2).arrays
+    except Exception:
+        arrays = None
+    moved = bool(arrays) and not np.array_equal(
+        next(iter(arrays.values())).numpy(),  # type: ignore[union-attr]
+        THETA[0],
+    )
+    if keys:
+        # Clients of the Message API look for their own keys; ours take any.
+        assert moved == ((client, strategy) == ("ours", "SafeDSHB"))
+    else:
+        assert moved == ((client, strategy) in TRAINS)
+
+
+@pytest.mark.parametrize("strategy", ["FedAvg", "Krum"])
+def test_our_client_says_why_it_refuses_other_strategies(
+    strategy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    arrays = started(STRATEGIES[strategy](), client_app(make), 1)
     assert "the message must have step" in caplog.text
+    assert "SafeDSHB" in caplog.text
     assert not arrays
+
+
+def test_nothing_is_evaluated_that_was_not_trained() -> None:
+    """FedAvg's clients under our strategy: the run ends before they are asked."""
+    asked: list[int] = []
+    app = fedavg_client()
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        asked.append(1)
+        metrics = MetricRecord({"accuracy": 1.0})
+        return Message(Records({"metrics": metrics}), reply_to=message)
+
+    with pytest.raises(ForeignClientsError):
+        started(SafeDSHB(Average(), fraction_evaluate=1.0), app)
+    assert not asked
 
 
 def test_if_all_fail_in_the_first_round_the_run_ends(tmp_path: Path) -> None:

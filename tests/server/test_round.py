@@ -11,11 +11,11 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation import SMEA, Average, Filter, Rule
-from flwr_safedshb.client.client import SafeDSHBClient, client_app
+from flwr_safedshb.client.app import client_app
+from flwr_safedshb.client.client import SafeDSHBClient
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.privacy.plan import PrivacyPlan, Sampling
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
-from flwr_safedshb.privacy.samplers import sample
 from flwr_safedshb.server.strategy import SafeDSHB
 from tests.federation import flat
 
@@ -59,7 +59,7 @@ def algorithm_1(rule: Rule, plan: PrivacyPlan) -> NDArray[np.float64]:
             inputs, labels = (part.numpy().astype(np.float64) for part in data(i))
             randomness = SeededRandomness(9).for_step(i, t)
             total = np.zeros(DIMENSION + 1)
-            for j in sample(plan, randomness):  # line 2
+            for j in plan.sampler.draw(plan, randomness):  # line 2
                 x = np.append(inputs[j], 1.0)
                 residual = 1.0 / (1.0 + np.exp(-theta @ x)) - labels[j]
                 gradient = residual * x

@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation import SMEA, Average, Filter, Krum, Median, Rule
 from flwr_safedshb.aggregation.gram import Clients
-from flwr_safedshb.flower.grid import WrappedGrid
+from flwr_safedshb.flower.grid import CarefulGrid, WrappedGrid
 from flwr_safedshb.grids.in_process import InProcessGrid
-from flwr_safedshb.server.collection import CarefulGrid
 from flwr_safedshb.server.participation import malicious_bound
 from flwr_safedshb.server.strategy import SafeDSHB
 from tests.federation import (
@@ -75,6 +74,7 @@ def test_messages_carry_model_step_and_momentum_of_the_step_before() -> None:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         seen.append(message.content.config_records["config"])
+        assert message.metadata.group_id == str(len(seen))  # what nodes' logs show
         assert list(message.content.array_records) == ["arrays"]
         return Message(record(list(layers(0, 0))), reply_to=message)
 
@@ -480,6 +480,38 @@ def test_nodes_that_leave_skip_rounds_and_do_not_end_the_run() -> None:
     result = strategy.start(Leaving(federation(20)), model(), 3)
     skipped = [result.train_metrics_clientapp[i]["skipped"] for i in (1, 2, 3)]
     assert skipped == [0, 1, 0]
+
+
+class Emptying(WrappedGrid):
+    """A federation of five, of which two are left in some rounds."""
+
+    def __init__(self, empty: range) -> None:
+        super().__init__(federation(5))
+        self.empty, self.asked = empty, 0
+
+    def get_node_ids(self) -> list[int]:
+        self.asked += 1
+        nodes = list(self.grid.get_node_ids())
+        return nodes[:2] if self.asked in self.empty else nodes
+
+
+def test_below_the_least_number_rounds_are_skipped_until_nodes_are_back() -> None:
+    strategy = SafeDSHB(SMEA(), 1, node_timeout=0.0)
+    result = strategy.start(Emptying(range(2, 4)), model(), 5)
+    skipped = [result.train_metrics_clientapp[i]["skipped"] for i in range(1, 6)]
+    assert skipped == [0, 1, 1, 0, 0]
+
+
+def test_a_run_is_given_up_once_nodes_have_been_away_for_too_long() -> None:
+    strategy = SafeDSHB(SMEA(), 1, node_timeout=0.0, give_up_after=0.0)
+    with pytest.raises(TimeoutError, match="give_up_after=0 seconds"):
+        strategy.start(Emptying(range(2, 99)), model(), 5)
+
+
+def test_a_run_that_never_had_its_nodes_does_not_begin() -> None:
+    strategy = SafeDSHB(SMEA(), 1, node_timeout=0.0)
+    with pytest.raises(TimeoutError, match="min_available_nodes=3 are needed"):
+        strategy.start(Emptying(range(1, 99)), model(), 5)
 
 
 def test_numpy_clients_keys() -> None:

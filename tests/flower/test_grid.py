@@ -1,17 +1,19 @@
 """Replies are collected one by one, and believed if they answer what was asked."""
 
 import threading
+import time
 from collections.abc import Iterable
+from typing import ClassVar
 
 import httpx
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
+from flwr_safedshb.flower import grid as grids
 from flwr_safedshb.flower.compat import Run
-from flwr_safedshb.flower.grid import WrappedGrid
-from flwr_safedshb.server import collection
-from flwr_safedshb.server.collection import CarefulGrid, answers
+from flwr_safedshb.flower.grid import CarefulGrid, WrappedGrid, answers
 from flwr_safedshb.server.strategy import SafeDSHB
 from tests.federation import federation, model
 
@@ -63,7 +65,7 @@ def refused(status: int) -> httpx.HTTPStatusError:
 def test_a_reply_that_never_completes_costs_the_others_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(collection, "_PATIENCE", 0.05)
+    monkeypatch.setattr(grids, "_PATIENCE", 0.05)
     for_ever = threading.Event()
 
     class Stalled(Remote):
@@ -82,12 +84,42 @@ def test_a_reply_that_never_completes_costs_the_others_nothing(
     assert len(replies) == 4
 
 
-def test_what_cannot_be_sent_together_is_tried_one_by_one() -> None:
+def test_one_reply_is_asked_for_in_turn_until_some_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+
+    class Slow(Remote):
+        asked: ClassVar[list[str]] = []
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            Slow.asked += message_ids
+            return super().pull_messages(message_ids) if len(Slow.asked) > 7 else []
+
+    grid = CarefulGrid(Slow(federation(5)))
+    assert len(grid.send_and_receive(messages(grid))) == 5
+    assert len(pauses) == 7
+    assert len({*Slow.asked[:5]}) == 5
+    assert Slow.asked[5:7] == Slow.asked[:2]
+    assert len(Slow.asked) == 7 + 5
+
+
+def test_everything_is_asked_for_at_the_end_of_the_time() -> None:
+    grid = CarefulGrid(Remote(federation(5)))
+    assert len(grid.send_and_receive(messages(grid), timeout=0.0)) == 5
+
+
+@pytest.mark.parametrize("kind", ["refused", "deleted"])
+def test_what_cannot_be_sent_together_is_tried_one_by_one(kind: str) -> None:
+    """A node can make a SuperLink refuse a message, or forget it while it is sent."""
+    error = refused(500) if kind == "refused" else ObjectPushError("a", 1, "s")
+
     class Poisoned(Remote):
         def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
             asked = list(messages)
             if min(self.get_node_ids()) in {m.metadata.dst_node_id for m in asked}:
-                raise refused(500)
+                raise error
             return super().push_messages(asked)
 
     grid = CarefulGrid(Poisoned(federation(3)))
@@ -164,3 +196,12 @@ def test_no_two_rounds_send_the_same_config() -> None:
     ]
     first, second = sent
     assert first["nonce"] != second["nonce"]
+
+
+def test_no_two_evaluations_send_the_same_config() -> None:
+    strategy, grid = SafeDSHB(fraction_evaluate=1.0), federation(3)
+    first, second = (
+        strategy.configure_evaluate(1, model(), ConfigRecord(), grid)[0]
+        for _ in range(2)
+    )
+    assert first.content["config"].object_id != second.content["config"].object_id

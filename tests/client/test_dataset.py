@@ -1,0 +1,192 @@
+"""Data as people have them: the same step whatever their form; else words."""
+
+from collections import UserDict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from flwr_safedshb import PrivacyPlan, SafeDSHBClient, SeededRandomness, trained_arrays
+from flwr_safedshb.client.dataset import DatasetError, examples_of
+from tests.clients import node
+
+SIZE = 20
+PLAN = PrivacyPlan(1.0, 1.0, 4, SIZE)
+INPUTS = torch.randn(SIZE, 3, generator=torch.Generator().manual_seed(0))
+LABELS = (INPUTS.sum(dim=1) > 0).long()
+
+
+def step(dataset: object, model: nn.Module | None = None, **settings: Any) -> bytes:
+    """Return what a client sends of these examples."""
+    torch.manual_seed(1)
+    model = nn.Linear(3, 2) if model is None else model
+    client = SafeDSHBClient(
+        model,
+        settings.pop("loss", nn.CrossEntropyLoss()),
+        dataset,
+        PLAN,
+        node(),
+        randomness=SeededRandomness(0),
+        **settings,
+    )
+    weights = [np.full_like(a.numpy(), 0.1) for a in trained_arrays(model).values()]
+    momentum, _, _ = client.fit(weights, {"step": 0, "momentum": 0.5})
+    return b"".join(part.tobytes() for part in momentum)
+
+
+class Columns(Dataset[object]):
+    """Items by number, and nothing else."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> object:
+        return self.items[index]
+
+
+PAIRS = list(zip(INPUTS, LABELS, strict=True))
+DICTS = [{"img": x, "label": int(y)} for x, y in PAIRS]
+FORMS: dict[str, tuple[object, dict[str, Any]]] = {
+    "TensorDataset": (TensorDataset(INPUTS, LABELS), {}),
+    "numpy pair": ((INPUTS.numpy().astype(float), LABELS.numpy().astype("i4")), {}),
+    "pairs": (Columns(PAIRS), {}),
+    "pairs of numbers": ([(x.tolist(), int(y)) for x, y in PAIRS], {}),
+    "dicts": (Columns(DICTS), {"target": "label"}),
+    "other mappings": ([UserDict(item) for item in DICTS], {"target": "label"}),
+    "dicts of lists": (
+        [{"img": x.tolist(), "label": int(y)} for x, y in PAIRS],
+        {"target": "label"},
+    ),
+    "triples": (
+        [(x, i, y) for i, (x, y) in enumerate(PAIRS)],
+        {"unpack": lambda item: (item[0], item[2])},
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_the_same_examples_gives_the_same_step(form: str) -> None:
+    dataset, settings = FORMS[form]
+    assert step(dataset, **settings) == step((INPUTS, LABELS))
+
+
+class Keywords(nn.Linear):
+    """A model that is called with keywords."""
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(torch.cat([left, right], dim=1))
+
+
+class OneDict(nn.Linear):
+    """A model that takes a dict."""
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(torch.cat([batch["left"], batch["right"]], dim=1))
+
+
+NESTED = [{"right": x[1:], "left": x[:1], "y": y} for x, y in PAIRS]
+WHOLE = {"left": INPUTS[:, :1], "right": INPUTS[:, 1:]}
+
+
+@pytest.mark.parametrize("kind", [Keywords, OneDict])
+def test_several_inputs_reach_the_model_by_name(kind: type[nn.Linear]) -> None:
+    expected = np.frombuffer(step((INPUTS, LABELS)), np.float32)
+    items = step(NESTED, kind(3, 2), target="y")
+    whole = step((WHOLE, LABELS), kind(3, 2))
+    assert items == whole
+    np.testing.assert_allclose(np.frombuffer(items, np.float32), expected, atol=1e-6)
+
+
+def test_a_dict_whose_keys_come_in_another_order_is_the_same_example() -> None:
+    turned = [dict(reversed(item.items())) if i % 2 else item for i, item in
+              enumerate(NESTED)]  # fmt: skip
+    assert step(turned, Keywords(3, 2), target="y") == step(
+        NESTED, Keywords(3, 2), target="y"
+    )
+
+
+def test_an_item_that_is_built_otherwise_counts_as_zero() -> None:
+    """As many tensors of the same shapes, under other names."""
+    other = {"wrong": NESTED[5]["left"], "right": NESTED[5]["right"], "y": LABELS[5]}
+    odd = [other if i == 5 else item for i, item in enumerate(NESTED)]
+    data: Any = examples_of(odd, "y")
+    with pytest.raises(DatasetError, match="wrong: tensor"):
+        data[5]
+    step(odd, Keywords(3, 2), target="y")
+
+
+def test_one_odd_item_among_the_first_decides_nothing() -> None:
+    odd: list[Any] = ["what is this?", *PAIRS[1:]]
+    assert step(odd) == step((INPUTS, LABELS))  # whose batch is without it
+    with pytest.raises(DatasetError, match="of type str"):
+        step(["a", "b", *PAIRS[2:]])
+
+
+def test_values_within_an_example_are_reduced_as_the_loss_says() -> None:
+    """Several labels: the mean or the sum over an example's own."""
+    labels = torch.rand(SIZE, 2).round()
+    by_hand = {
+        "mean": lambda o, t: nn.BCEWithLogitsLoss(reduction="none")(o, t).mean(1),
+        "sum": lambda o, t: nn.BCEWithLogitsLoss(reduction="none")(o, t).sum(1),
+    }
+    for reduction, loss in by_hand.items():
+        ours = step((INPUTS, labels), loss=nn.BCEWithLogitsLoss(reduction=reduction))
+        theirs = step((INPUTS, labels), loss=loss)
+        np.testing.assert_allclose(
+            np.frombuffer(ours, np.float32),
+            np.frombuffer(theirs, np.float32),
+            atol=1e-6,
+        )
+
+
+class Broken(Dataset[object]):
+    """Its files are gone; a simulation trained on noise alone, and looked well."""
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> object:
+        raise OSError("no such image")
+
+
+class Stream(IterableDataset[object]):
+    def __iter__(self) -> Iterator[object]:
+        return iter(PAIRS)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "settings", "words"),
+    [
+        (DICTS, {}, "items are dicts with keys img, label; name the target, as in t"),
+        (DICTS, {"target": "y"}, "with keys img, label, and none is y; name the ta"),
+        ([(x, y, 0) for x, y in PAIRS], {}, "items are tuples of 3, and not pairs"),
+        (list(INPUTS), {}, "items are single arrays, and not pairs"),
+        (DataLoader(TensorDataset(INPUTS, LABELS)), {}, r"loader\.dataset"),
+        (Stream(), {}, "is a Stream, whose items have no numbers"),
+        ({"x": INPUTS, "y": LABELS}, {}, "is a dict, whose items have no numbers"),
+        ((INPUTS, LABELS[1:]), {}, "as many rows; they have 19, 20"),
+        ([("text", y) for _, y in PAIRS], {}, "the input is of type str, and no tens"),
+        (PAIRS, {"unpack": lambda item: item[0]}, "unpack returns single arrays"),
+        (
+            DICTS,
+            {"unpack": lambda item: (item["image"], item["label"])},
+            "unpack fails: KeyError: 'image'; items are dicts with keys img, label",
+        ),
+        (PAIRS, {"target": "label"}, "tuples of 2, and target='label' is for dicts"),
+        ([{"label": y} for _, y in PAIRS], {"target": "label"}, "nothing is left"),
+        (Broken(), {}, "none of the first items can be read: OSError: no such image"),
+        (PAIRS, {"target": "y", "unpack": len}, "give target or unpack, not both"),
+    ],
+)
+def test_what_cannot_be_told_is_said_in_words(
+    dataset: object, settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(DatasetError, match=words):
+        step(dataset, **settings)

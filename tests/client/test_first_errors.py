@@ -1,0 +1,135 @@
+"""A new user's first errors: each names the cause and the cure, in three lines."""
+
+import textwrap
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from flwr_safedshb import (
+    PrivacyPlan,
+    SafeDSHBClient,
+    SeededRandomness,
+    client_app,
+    trained_arrays,
+)
+from tests.clients import node, send
+
+INPUTS = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+LABELS = (INPUTS.sum(dim=1) > 0).long()
+ITEMS = list(zip(INPUTS, LABELS, strict=True))
+PLAN = PrivacyPlan(1.0, 1.0, 4, 20)
+NORMED = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def first_step(dataset: object, **settings: Any) -> None:
+    """Make a client as a new user does, and ask it for a step."""
+    model = settings.pop("model", nn.Linear(3, 2))
+    arguments: dict[str, Any] = {
+        "loss": nn.CrossEntropyLoss(),
+        "context": node(),
+        "randomness": SeededRandomness(0),
+        **settings,
+    }
+    client = SafeDSHBClient(model, dataset=dataset, plan=PLAN, **arguments)
+    weights = [array.numpy() for array in trained_arrays(model).values()]
+    client.fit(weights, {"step": 0, "momentum": 0.9})
+
+
+ERRORS: dict[str, tuple[object, dict[str, Any], str, str]] = {
+    "dict items": (
+        [{"img": x, "label": y} for x, y in ITEMS],
+        {},
+        "dicts with keys img, label",
+        "target='label'",
+    ),
+    "float64 inputs": (
+        (INPUTS.double(), LABELS),
+        {},
+        "inputs float64",
+        "make the inputs float32",
+    ),
+    "int32 labels": (
+        (INPUTS, LABELS.int()),
+        {},
+        "targets int32",
+        "make the targets int64",
+    ),
+    "classes of another shape": (
+        (INPUTS, LABELS.unsqueeze(1)),
+        {},
+        r"targets int64 \(k, 1\)",
+        r"squeeze\(1\)",
+    ),
+    "targets of another shape": (
+        (INPUTS, LABELS.float()),
+        {"model": nn.Linear(3, 1), "loss": nn.MSELoss()},
+        r"got \(k, 1\) and \(k\)",
+        r"unsqueeze\(1\)",
+    ),
+    "a DataLoader": (
+        DataLoader(TensorDataset(INPUTS, LABELS)),
+        {},
+        "is a DataLoader",
+        r"loader\.dataset",
+    ),
+    "triples": (
+        [(x, y, 0) for x, y in ITEMS],
+        {},
+        "items are tuples of 3",
+        "unpack=lambda item",
+    ),
+    "BatchNorm": (
+        (INPUTS, LABELS),
+        {"model": NORMED},
+        "BatchNorm1d mixes",
+        "GroupNorm",
+    ),
+    "no state-dir": (
+        (INPUTS, LABELS),
+        {"randomness": None},
+        "no state-dir",
+        "set it in the node's config",
+    ),
+    "an unknown node key": (
+        (INPUTS, LABELS),
+        {"context": node(data_path="x")},
+        "unknown key 'data-path'",
+        "named in node_keys",
+    ),
+}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_an_error_names_its_cause_and_its_cure(error: str) -> None:
+    dataset, settings, cause, cure = ERRORS[error]
+    with pytest.raises((ValueError, RuntimeError), match=cause) as raised:
+        first_step(dataset, **settings)
+    assert raised.match(cure)
+    lines = textwrap.wrap(str(raised.value), 120)
+    assert len(lines) <= 3, lines
+
+
+def test_a_numpy_pair_is_no_error() -> None:
+    first_step((INPUTS.double().numpy(), LABELS.int().numpy()))
+
+
+def test_the_log_of_a_simulation_has_the_cause_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And the reply has nothing of it, nor does a traceback hide it."""
+
+    def client_fn(context: Context) -> SafeDSHBClient:
+        items = [{"img": x, "label": y} for x, y in ITEMS]
+        noise = SeededRandomness(0)
+        model, loss = nn.Linear(3, 2), nn.CrossEntropyLoss()
+        return SafeDSHBClient(model, loss, items, PLAN, context, randomness=noise)
+
+    (reply,) = send(client_app(client_fn))
+    assert "img" not in str(reply.error.reason)
+    told = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "name the target, as in target='label'" in told[0].getMessage()
+    assert all(record.exc_info is None for record in told)
