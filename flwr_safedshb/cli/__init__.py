@@ -6,6 +6,7 @@ For example:
   safedshb plan -n 7 -f 3 -m 2763 -d 69 -b 25 -T 400 --delta 1e-4 -s 1
   safedshb doctor node.toml       may this node join?
   safedshb ledger show node.toml  what has it spent?
+  safedshb tune --clip 1 2        which settings learn best, on made-up data?
   safedshb audit --only CNN       can one example do more than it may?
   safedshb plan --help            more about one command
 
@@ -26,6 +27,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 from types import ModuleType
+from typing import NoReturn
 
 from flwr_safedshb.words import shown_lines
 
@@ -52,9 +54,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one line; those of its commands are, too."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and where help is, and leave."""
+        self.exit(USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
 def _parser() -> argparse.ArgumentParser:
     head, rest = _described(sys.modules[__name__])
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         "safedshb",
         description=head,
         epilog=rest,

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from flwr_safedshb import theory
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.samplers import known_samplers
+from flwr_safedshb.privacy.samplers.whole import Whole
 
 Others = list[tuple[str, "Forecast"]]
 
@@ -19,7 +20,8 @@ class Setting:
 
     Of `epsilon`, to calibrate the noise to, and `noise_multiplier` one is given.
     `gradient_std` is sigma, of single examples; None stands for C, the most that
-    clipping leaves.
+    clipping leaves. `gradient` is the length of the gradient at the first model; None
+    if it is not known.
     """
 
     n: int
@@ -36,6 +38,9 @@ class Setting:
     heterogeneity: float
     momentum: float = 0.0
     gradient_std: float | None = None
+    gradient: float | None = None
+    learning_rate: float = 1.0
+    smoothness: float = 0.0
 
     def plan(self) -> PrivacyPlan:
         """Return the privacy plan, calibrated where a target is given."""
@@ -75,6 +80,8 @@ class Forecast:
         on average, at most.
     radius : float
         Where the gradient is longer, adversaries cannot stop progress.
+    swing : float
+        By how much their pushes add up over steps.
     """
 
     setting: Setting
@@ -86,6 +93,14 @@ class Forecast:
     momentum_noise_std: float
     noise_spread: float
     radius: float
+    swing: float
+
+    @property
+    def withstands(self) -> bool | None:
+        """Whether the training is likely to; None if no gradient is given."""
+        if self.setting.gradient is None:
+            return None
+        return theory.withstands(self.radius, self.setting.gradient, self.swing)
 
 
 def forecast(setting: Setting) -> Forecast:
@@ -95,6 +110,7 @@ def forecast(setting: Setting) -> Forecast:
     # Refused before the noise is searched for, which takes a second.
     theory.mean_estimation_bound(n, f, d, 0.0, kappa, spread)
     left = theory.noise_in_momentum(1.0, setting.momentum)
+    swing = theory.swing(setting.momentum, setting.learning_rate, setting.smoothness)
     plan = setting.plan()
     epsilon = plan.epsilon(setting.steps, setting.delta)
     std = setting.clip_norm if setting.gradient_std is None else setting.gradient_std
@@ -111,6 +127,7 @@ def forecast(setting: Setting) -> Forecast:
         noise,
         theory.noise_spread(n - f, d, noise)[1],
         theory.stopping_radius(*step),
+        swing,
     )
 
 
@@ -161,6 +178,8 @@ def as_json(now: Forecast, others: Others) -> dict[str, object]:
         "smea_bound": _terms(now.upper) | {"combined": now.upper.combined},
         "noise_spread": now.noise_spread,
         "stopping_radius": now.radius,
+        "swing": now.swing,
+        "withstands": now.withstands,
         "what_if": [
             {
                 "change": change,
@@ -170,6 +189,7 @@ def as_json(now: Forecast, others: Others) -> dict[str, object]:
                 "lower_bound_factor": then.lower.total / now.lower.total,
                 "smea_bound_factor": then.upper.combined / now.upper.combined,
                 "stopping_radius": then.radius,
+                "withstands": then.withstands,
             }
             for change, then in others
         ],
@@ -180,6 +200,8 @@ def by_sampling(now: Forecast) -> dict[str, float]:
     """Return epsilon at the same noise, for every sampler that takes these numbers."""
     it, found = now.setting, {}
     for sampling in known_samplers():
+        if sampling == Whole.word != it.sampling:
+            continue  # what fixed batches of that size are, too
         try:
             plan = replace(now.plan, sampling=sampling)
         except ValueError:

@@ -61,13 +61,15 @@ def run(arguments: argparse.Namespace) -> int:
 def found() -> Iterator[Row]:
     """Yield what there is to say of every attack in `flwr_safedshb.attacks`."""
     from flwr_safedshb import attacks
-    from flwr_safedshb.attacks import Attack, SearchedAttack
+    from flwr_safedshb.attacks import Attack
+    from flwr_safedshb.attacks.colluding import ColludingAttack
+    from flwr_safedshb.attacks.searched import SearchedAttack
 
     for kind in listing.concrete(attacks, Attack):  # type: ignore[type-abstract]
         yield Row(
             attack=kind.__name__,
             on="vectors" if kind.replaces_vectors else "data",
-            knows_rule=issubclass(kind, SearchedAttack),
-            options={field.name: field.default for field in fields(kind)},
+            knows_rule=issubclass(kind, SearchedAttack | ColludingAttack),
+            options={f.name: f.default for f in fields(kind) if f.repr},
             summary=inspect.cleandoc(kind.__doc__ or "").partition("\n")[0],
         )

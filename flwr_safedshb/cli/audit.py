@@ -70,7 +70,7 @@ def attack(report: Report, only: list[str], output: Path) -> None:
     with Progress(console=Console(stderr=True), transient=True) as progress:
         models = progress.add_task("models", total=len(todo))
         for attempt in todo:
-            count = report.settings.candidates * attempt.subject.share
+            count = report.settings.candidates
             task = progress.add_task(", ".join(attempt.names), total=count)
             tell = functools.partial(progress.advance, task)
             row = attempt.run(report.settings, tell)

@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     trusted = ssl.create_default_context(cafile=arguments.ssl_ca_certfile)
     shown = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    shown.minimum_version = ssl.TLSVersion.TLSv1_3
     shown.load_cert_chain(arguments.ssl_certfile, arguments.ssl_keyfile)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("safedshb").setLevel(logging.INFO)
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         family, *_, address = socket.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM
         )[0]
-        with socket.create_server(address[:2], family=family, backlog=256) as listener:
+        with socket.create_server(address[:2], family=family, backlog=4096) as listener:
             logging.getLogger("safedshb.gate").info("Listening on %s", arguments.listen)
             await Gate(arguments.superlink, trusted, shown).serve(listener)
 

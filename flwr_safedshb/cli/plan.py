@@ -6,6 +6,9 @@ noise multiplier. The paper's setting:
   safedshb plan -n 7 -f 3 -m 2763 -d 69 -b 25 -C 1 -T 400 --delta 1e-4 -s 1
   safedshb plan -n 10 -f 2 -m 5000 -d 1000 -b 50 -T 500 --delta 1e-6 --epsilon 1 --json
 
+With --evaluations 10 it also says what ten private answers of every node about the
+model cost, and how precise they are; with --held-out 100 about examples set aside.
+
 Nothing here looks at data; G, how far honest clients' gradients are apart, is yours to
 say (flwr_safedshb.heterogeneity measures it on public or simulated data). The lower
 bound is that of Allouah et al., ICML 2023, whose conditions most settings break: each
@@ -17,8 +20,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from flwr_safedshb.cli._answers import answers, answers_table
 from flwr_safedshb.cli._forecast import (
     Forecast,
     Others,
@@ -32,6 +37,7 @@ from flwr_safedshb.cli._forecast import (
     violations,
 )
 from flwr_safedshb.privacy.samplers import known_samplers
+from flwr_safedshb.theory.standing import MARGIN
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,10 +81,23 @@ def show(console: Console, now: Forecast, others: Others) -> None:
         f"[bold]{now.radius:.3g}[/bold] (proved; see the trilemma page for how near "
         "attacks come)"
     )
+    if it.gradient is not None:
+        console.print(_standing(now, it.gradient))
     console.print(_trilemma_table(now))
     console.print(_dominance(now))
     _show_standing(console, now)
     console.print(_what_if_table(now, others))
+
+
+def _standing(now: Forecast, gradient: float) -> str:
+    """Say whether the training is likely to withstand colluders."""
+    likely = "likely" if now.withstands else "not likely"
+    return (
+        f"[bold]Withstands?[/bold] [bold]{likely}[/bold] that half of its progress or "
+        "more stays under colluders who push in every step: they reach about "
+        f"{now.radius * now.swing / MARGIN:.3g}, and the gradient is {gradient:.3g} at "
+        "first (an estimate; the robustness page has it against trainings)"
+    )
 
 
 def _show_standing(console: Console, now: Forecast) -> None:
@@ -211,6 +230,32 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="sigma, root mean square distance of the gradients of single examples "
         "from their client's (C, the most that clipping leaves)",
     )
+    parser.add_argument(
+        "--gradient",
+        type=float,
+        help="length of the gradient at the first model, to say if training withstands",
+    )
+    parser.add_argument(
+        "--learning-rate", type=float, default=1.0, help="gamma, of the server (1)"
+    )
+    parser.add_argument(
+        "--smoothness",
+        type=float,
+        default=0.0,
+        help="L, curvature of the loss along its gradient (0: pushes do not add up)",
+    )
+    parser.add_argument(
+        "--evaluations",
+        type=int,
+        help="k, private answers of every node about the model: their cost, and how "
+        "precise they are",
+    )
+    parser.add_argument(
+        "--held-out",
+        type=int,
+        default=0,
+        help="examples beside the m that answer and never train (0: the m do both)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -233,12 +278,22 @@ def run(arguments: argparse.Namespace) -> int:
         heterogeneity=arguments.heterogeneity,
         momentum=arguments.momentum,
         gradient_std=arguments.gradient_std,
+        gradient=arguments.gradient,
+        learning_rate=arguments.learning_rate,
+        smoothness=arguments.smoothness,
     )
     with Console(stderr=True).status("Accounting"):
         now = forecast(setting)
         others = [(change, forecast(then)) for change, then in alternatives(now)]
+        told = []
+        if arguments.evaluations is not None:
+            told = answers(now, arguments.evaluations, arguments.held_out)
     if arguments.json:
-        print(json.dumps(as_json(now, others), indent=2, allow_nan=False))
+        forecasts = as_json(now, others) | {"evaluations": [asdict(a) for a in told]}
+        print(json.dumps(forecasts, indent=2, allow_nan=False))
     else:
-        show(Console(highlight=False), now, others)
+        console = Console(highlight=False)
+        show(console, now, others)
+        if told:
+            console.print(answers_table(told))
     return 0

@@ -35,6 +35,7 @@ class _Hand:
     waiting: list[Claim] = field(default_factory=list)
     claim: Claim | None = None
     head: bytes = b""
+    about: str = "a message"
 
 
 class Foreman:
@@ -54,7 +55,7 @@ class Foreman:
         self._nursery, self._supernode = nursery, supernode
         self._approvals = approvals
         self._hands: OrderedDict[int, _Hand] = OrderedDict()
-        self.served = 0
+        self.served, self.last = 0, ""
 
     def assign(self, claim: Claim) -> None:
         """Give a task to the worker of its run, a new one if need be."""
@@ -121,9 +122,10 @@ class Foreman:
                 self.assign(claim)
         elif "head" in words:
             hand.head = bytes.fromhex(str(words["head"]))
+            hand.about = str(words["about"])
         else:
-            log(INFO, "A message of run %d has been answered", run)
-            self.served += 1
+            self.served, self.last = self.served + 1, f"{hand.about} of run {run}"
+            log(INFO, "Answered: %s", self.last)
             hand.claim = None
             self._next(hand)
 
@@ -132,8 +134,8 @@ class Foreman:
 
         from flwr_safedshb.flower.tasks import give_up
 
-        if hand.claim is None or not hand.head:
-            return  # Flower answers for a task that nobody speaks of any more
+        if hand.claim is None:
+            return
         try:
             reason = "the process of the ClientApp has died"
             give_up(self._supernode, hand.claim.token, hand.head, reason)

@@ -12,6 +12,7 @@ import secrets
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -23,13 +24,14 @@ from types import FrameType
 from flwr_safedshb.deployment.approvals import KEY, Approvals
 from flwr_safedshb.deployment.foreman import Foreman
 from flwr_safedshb.deployment.node_file import Connection, NodeFile
+from flwr_safedshb.deployment.ports import is_ours
+from flwr_safedshb.deployment.report import Report
 from flwr_safedshb.deployment.voice import Voice
 from flwr_safedshb.deployment.workers import Nursery
 
 # Flower refuses a node for up to a minute after a kill, while it believes it connected.
 _RESTART_SECONDS = 5.0
 _STOP_SECONDS = 10.0
-_REPORT_SECONDS = 30.0
 
 
 class _Stopped(Exception):  # noqa: N818  # what happened
@@ -55,6 +57,8 @@ class NodeService:
             )
         self._node, self._insecure = node, insecure
         self.approvals = Approvals.of(node.config.get(KEY))
+        folder = node.config.get("state-dir")
+        self._report = Report(None if folder is None else Path(str(folder)))
 
     def run(self) -> None:
         """Serve; returns when the process is told to stop."""
@@ -87,22 +91,19 @@ class NodeService:
         )
         assert process.stdout is not None
         voice = Voice(process.stdout)
-        reported = time.monotonic()
         try:
             with supernode.tasks(secret) as tasks:
                 while not voice.over and process.poll() is None:
                     if voice.pause() == 0.0:
                         try:
-                            claim = acquire(tasks)
+                            claim = acquire(tasks) if is_ours(port) else None
                         except httpx.HTTPError:
                             claim = None  # not up yet, or on its way out
                         voice.asked(found=claim is not None)
                         if claim is not None:
                             foreman.assign(claim)
                     foreman.attend(voice.pause(), voice)
-                    if time.monotonic() - reported > _REPORT_SECONDS:
-                        reported = time.monotonic()
-                        _log(INFO, "%d messages answered so far", foreman.served)
+                    self._report.tell(foreman.served, foreman.last)
         finally:
             foreman.close()
             _end(process)
@@ -112,7 +113,7 @@ class NodeService:
         config = folder / "node.toml"
         config.write_text(_toml(self._node.config))
         return [
-            "flower-supernode",
+            *(sys.executable, "-m", "flwr_safedshb.flower.supernode"),
             *_security(self._node.connection, self._insecure),
             *("--isolation", "process"),
             *("--superexec-auth-secret-file", str(folder / "secret")),

@@ -33,8 +33,11 @@ from logging import ERROR, WARNING
 from typing import TYPE_CHECKING
 
 from flwr_safedshb.deployment.approvals import Approvals
+from flwr_safedshb.words import shown
 
 if TYPE_CHECKING:
+    from flwr.app import Metadata
+
     from flwr_safedshb.flower.tasks import Bundle
 
 _IMPORTED = ("flwr_safedshb.client.client", "flwr_safedshb.flower.tasks")
@@ -135,6 +138,13 @@ def _serve(link: socket.socket) -> None:
         os._exit(code)
 
 
+def _about(metadata: Metadata) -> str:
+    """Return what a message is, such as ``round 3 (train)``."""
+    # Words of the server's, for the terminal of the node.
+    group, kind = shown(metadata.group_id)[:20], shown(metadata.message_type)[:20]
+    return f"round {group} ({kind})" if group else kind
+
+
 class Worker:
     """Serves one run: its app is loaded with the first message."""
 
@@ -151,9 +161,11 @@ class Worker:
 
         from flwr_safedshb.flower.tasks import SuperNode, Work
 
-        work = Work(SuperNode(str(words["address"])), str(words["token"]))
+        def seen(head: bytes, metadata: Metadata) -> None:
+            send(self._link, {"head": head.hex(), "about": _about(metadata)})
+
+        work = Work(SuperNode(str(words["address"])), str(words["token"]), seen)
         try:
-            send(self._link, {"head": work.head().hex()})
             approvals = Approvals.of(words["approved"])
             if (reason := self._unwanted(work.bundle, approvals)) is not None:
                 log(WARNING, "Refused: %s", reason[1])

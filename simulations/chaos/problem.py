@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
-from flwr_safedshb.privacy.samplers import sample
 
 NODES = 5
 HOSTILE = 4  # the node that is adversarial throughout; f = 1
@@ -43,7 +42,8 @@ def optimum(seed: int) -> Vector:
 def private_mean(partition: int, step: int, model: Vector, seed: int) -> Vector:
     """Return the noisy gradient of a node, (DIMENSION,) (Alg. 1, lines 4 to 6)."""
     randomness = SeededRandomness(seed).for_step(partition, step)
-    gradients = model - data(partition, seed)[sample(PLAN, randomness)]
+    batch = PLAN.sampler.draw(PLAN, randomness)
+    gradients = model - data(partition, seed)[batch]
     norms = np.linalg.norm(gradients, axis=1, keepdims=True)
     clipped = gradients * np.minimum(1.0, PLAN.clip_norm / norms)
     noise = randomness.gaussian(DIMENSION, PLAN.noise_std)

@@ -15,6 +15,7 @@ from simulations.chaos.trial import Trial
 
 STRANGER = "stranger"
 EXPIRED = "certificate has expired"
+UNSIGNED = "the call is not signed by a node's key"
 # What a node says when its SuperLink does not let it in; it then tries again.
 REFUSED = "The SuperNode has ended; it is started again"
 _CLOCK = Path(__file__).parent / "clock"
@@ -88,6 +89,8 @@ def hurry_clock(trial: Trial, node: int, step: int) -> None:
     refused = federation.log(name, 10**9).count(REFUSED)
     federation.start_node(node, environment=clock(3600))
     trial.wait(lambda: federation.log(name, 10**9).count(REFUSED) > refused)
+    # The gate says once a minute what it has refused.
+    trial.wait(lambda: UNSIGNED in federation.log("gate", 10**9))
     federation.kill(name)
 
 
@@ -139,12 +142,15 @@ def restart_superlink(trial: Trial, node: int, step: int) -> None:
 
 
 def expire_certificate(trial: Trial, node: int, step: int) -> None:
-    """Let the SuperLink come back with an expired certificate: nobody talks to it."""
-    kill_superlink(trial, node, step)
+    """Let SuperLink and gate come back with an expired certificate: nobody calls."""
     federation = trial.federation
+    trial.wait_held(node, step)
+    federation.kill("gate")
+    kill_superlink(trial, node, step)
     assert federation.credentials is not None
     federation.credentials.renew(-1)
     federation.start_superlink()
+    federation.start_gate()
     trial.wait(lambda: EXPIRED in federation.log(f"node-{node}", 10**9))
     with suppress(RuntimeError):
         trial.submit()
@@ -152,7 +158,7 @@ def expire_certificate(trial: Trial, node: int, step: int) -> None:
 
 
 def renew_certificate(trial: Trial, node: int, step: int) -> None:
-    """Give the SuperLink a valid certificate, and start all again.
+    """Give SuperLink and gate a valid certificate, and start all again.
 
     A SuperNode that met the expired one has stopped to work, though not its process.
     """
@@ -160,9 +166,11 @@ def renew_certificate(trial: Trial, node: int, step: int) -> None:
     assert federation.credentials is not None
     for index in federation.node_ids:
         federation.kill(f"node-{index}")
+    federation.kill("gate")
     federation.kill("superlink")
     federation.credentials.renew(365)
     federation.start_superlink()
+    federation.start_gate()
     trial.wait_failed()
     # First the nodes: those that were killed count as there for a minute.
     trial.start_again(*federation.node_ids)

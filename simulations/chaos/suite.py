@@ -20,7 +20,8 @@ from simulations.chaos.trial import Trial
 from simulations.loopback import ROOT, Deployment
 
 _APP = ROOT / "simulations" / "chaos" / "flower-app"
-_DISK_SIZE = "256k"
+# A little more than the room without which `safedshb node` does not start.
+_DISK_SIZE = "80m"
 # Seconds. While nobody is silent no round lasts as long as the first; where somebody
 # is, so many rounds' worth of waiting is enough. Never less than the last: it takes the
 # SuperLink a minute to see that a SuperNode is dead, and if the round were over before,
@@ -110,7 +111,8 @@ def cleared(folder: Path) -> Path:
 def small_disk(path: Path) -> Iterator[None]:
     """Put a file system of a few pages at a path."""
     path.mkdir(parents=True)
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_SIZE}", "tmpfs", str(path)]
+    options = f"size={_DISK_SIZE},mode=700"  # a node shares its folder with nobody
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
     done = subprocess.run(mount, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise PermissionError(

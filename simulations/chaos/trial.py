@@ -11,7 +11,8 @@ import numpy as np
 
 from flwr_safedshb.client.node import LEDGER_NAME
 from flwr_safedshb.privacy.ledger.ledger import Ledger
-from flwr_safedshb.server.checkpoint import Progress, load
+from flwr_safedshb.server.checkpoint import load
+from flwr_safedshb.server.progress import Progress
 from simulations.chaos.client import Order
 from simulations.chaos.problem import Vector
 from simulations.chaos.server import CHECKPOINT, LOG, TRACE

@@ -1,4 +1,4 @@
-"""One federation: its SuperLink, its SuperNodes, and the runs submitted to it."""
+"""One federation: its SuperLink and its SuperNodes."""
 
 from __future__ import annotations
 
@@ -17,21 +17,19 @@ from simulations.loopback.processes import (
     Termination,
     Value,
     free_port,
-    toml,
 )
+from simulations.loopback.runs import NAME, Runs
+from simulations.loopback.watch import LOG
 
-_NAME = "loopback"
 _REJOIN_SECONDS = 180.0
 # What a SuperNode says once it is connected.
 _JOINED = "SuperNode ID:"
 _WHOLE = 10**9
 # How often a Flower process looks for work, where that can be set; the default is 1.
 _POLL_SECONDS = "0.2"
-# To ask for a run's status starts a process that costs more than a step of training.
-_STATUS_SECONDS = 4.0
 
 
-class Deployment:
+class Deployment(Runs):
     """Processes of a federation; leave the context to stop them all.
 
     Parameters
@@ -70,17 +68,14 @@ class Deployment:
         absent: Collection[int] = (),
     ) -> None:
         self.folder = folder
-        self.app = app
         self.port = free_port()
         self.gate_port = self.port
         self.credentials: Credentials | None = None
         self.node_ids: dict[int, int] = {}
         self._node_config = dict(node_config or {})
-        self._num_nodes = num_nodes
-        self._virtual = virtual
         self._absent = frozenset(absent)
         self._secure = secure and not virtual
-        self._processes = Processes(
+        processes = Processes(
             folder,
             {
                 **OFFLINE,
@@ -88,6 +83,7 @@ class Deployment:
                 "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": _POLL_SECONDS,
             },
         )
+        super().__init__(processes, app, num_nodes, virtual)
         self.kill = self._processes.kill
         self.is_running = self._processes.is_running
         self.log = self._processes.log
@@ -122,19 +118,23 @@ class Deployment:
         if self._secure:
             self.credentials = Credentials(self.folder / "credentials")
         (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "{_NAME}"\n\n[superlink.{_NAME}]\n'
+            f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\n'
             f'address = "127.0.0.1:{self.port}"\n{self._trust()}\n'
         )
+        LOG.info("starting the SuperLink")
         self.start_superlink()
         if self.credentials is not None:
             self.gate_port = free_port()
             self.start_gate()
         if self._virtual:
             return
+        if self.credentials is not None:
+            LOG.info("registering %d nodes", self._num_nodes)
         for index in range(self._num_nodes):
             if self.credentials is not None:
                 key = self.credentials.node_key(f"node-{index}")
                 self.node_ids[index] = self.register(key.with_suffix(".pub"))
+        LOG.info("starting the nodes")
         for index in range(self._num_nodes):
             if index not in self._absent:
                 self.start_node(index)
@@ -244,7 +244,7 @@ class Deployment:
 
     def register(self, public_key: Path) -> int:
         """Let the owner of a key join, and return Flower's id of that node."""
-        arguments = ("supernode", "register", str(public_key), _NAME)
+        arguments = ("supernode", "register", str(public_key), NAME)
         return int(str(self._processes.answer("flwr", *arguments)["node-id"]))
 
     def state_dir(self, index: int) -> Path:
@@ -254,40 +254,6 @@ class Deployment:
     def kill_server_app(self) -> int:
         """Kill the ServerApps that are running, and return how many there were."""
         return self._processes.kill_matching("flwr-serverapp")
-
-    def submit(self, run_config: Mapping[str, Value], app: Path | None = None) -> str:
-        """Start a run, of the federation's app or of another, and return its id."""
-        virtual = {"num-supernodes": self._num_nodes, "client-resources-num-cpus": 1}
-        answer = self._processes.answer(
-            *("flwr", "run", str(app or self.app), _NAME),
-            *("--run-config", toml(run_config)),
-            *(["--federation-config", toml(virtual)] if self._virtual else []),
-        )
-        return str(answer["run-id"])
-
-    def status(self, run_id: str) -> str:
-        """Return the status of a run, such as ``running`` or ``finished:completed``."""
-        runs = self._processes.answer("flwr", "ls", _NAME, "--run-id", run_id)["runs"]
-        assert isinstance(runs, list)
-        return str(runs[0]["status"])
-
-    def run_log(self, run_id: str) -> str:
-        """Return what the ServerApp of a run has logged."""
-        return self._processes.told("flwr", "log", run_id, _NAME, "--show")
-
-    def run(self, run_config: Mapping[str, Value], timeout: float) -> None:
-        """Run to the end, or raise with the log of the ServerApp."""
-        self.wait(self.submit(run_config), timeout)
-
-    def wait(self, run_id: str, timeout: float) -> None:
-        """Wait for the end of a run, or raise with the log of the ServerApp."""
-        deadline = time.monotonic() + timeout
-        while not (status := self.status(run_id)).startswith("finished"):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"run {run_id} is {status} after {timeout:g} s")
-            time.sleep(_STATUS_SECONDS)
-        if status != "finished:completed":
-            raise RuntimeError(f"run {run_id} is {status}:\n{self.run_log(run_id)}")
 
     def _trust(self) -> str:
         if self.credentials is None:

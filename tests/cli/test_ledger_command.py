@@ -178,11 +178,14 @@ ODD = '=HYPERLINK("http://x","\x1b[31m\u202e")\r\nrun'
 
 def written_before(path: Path, name: str) -> None:
     """Write a charge under a name that a ledger no longer takes."""
-    with Ledger(path) as ledger, ledger._store.transaction() as transaction:
-        ledger._store.append(transaction, ONE, 1, name)
+    with Ledger(path) as ledger:
+        anything = {charge.plan: 100 for charge in ledger.charges()}
+        assert ledger._store.append(ONE, 1, name, anything) is None
 
 
-@pytest.mark.parametrize("start", ["", "=", "+", "-", "@", " =", "\t=", "\r="])
+@pytest.mark.parametrize(
+    "start", ["", "=", "+", "-", "@", " =", "\t=", "\r=", "\uff1d", "a;"]
+)
 def test_odd_names_of_old_ledgers_are_shown_as_text(
     start: str, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,7 +196,9 @@ def test_odd_names_of_old_ledgers_are_shown_as_text(
         assert {c for c in out if not c.isprintable()} == {"\n"}
     rows = list(csv.DictReader(io.StringIO(out)))
     assert len(rows) == 4
-    assert rows[-1]["run"][0] not in "=+-@ \t\r"
+    assert rows[-1]["run"][0] not in "=+-@ \t\r\uff1d"
+    # Where a semicolon ends a cell there is no second one.
+    assert ";" not in rows[-1]["run"]
     assert "HYPERLINK" in rows[-1]["run"]
 
 

@@ -197,3 +197,44 @@ def test_a_command_that_is_not_understood(more: str) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(f"plan {SMALL} {more}".split())
     assert stopped.value.code == 2
+
+
+def test_it_says_whether_a_training_withstands(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert told(capsys, PAPER + " -s 1")["withstands"] is None
+    steep = " --gradient 0.1 --smoothness 0.2"
+    low, high = (told(capsys, PAPER + f" -s {s}" + steep) for s in (0.1, 3))
+    assert (low["withstands"], high["withstands"]) == (True, False)
+    assert low["swing"] == pytest.approx(20**0.5)
+    # Swings count, and a smaller learning rate makes them smaller.
+    slow = told(capsys, PAPER + " -s 1 --learning-rate 0.01" + steep)
+    assert (slow["swing"], slow["withstands"]) == (1.0, True)
+    fast = told(capsys, PAPER + " -s 1" + steep)
+    assert not fast["withstands"]
+    main(["plan", *PAPER.split(), "-s", "1", *steep.split()])
+    assert "not likely that half of its progress" in capsys.readouterr().out
+
+
+def test_answers_cost_and_are_as_precise_as_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    common = ["plan", "-n", "7", "-f", "2", "-m", "500", "-d", "5", "-b", "25"]
+    common += ["-T", "100", "--delta", "1e-4", "-s", "1", "--evaluations", "5"]
+    assert main([*common, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    costs = [one["epsilon"] for one in found["evaluations"]]
+    assert costs == sorted(costs, reverse=True)
+    assert min(costs) > found["privacy"]["epsilon"]
+    assert [one["deviation"] for one in found["evaluations"]] == pytest.approx(
+        [0.02, 0.05, 0.1, 0.2]
+    )
+    # Set aside, they cost the larger of the two, and not the sum.
+    assert main([*common, "--held-out", "100", "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["evaluations"]
+    assert one["epsilon"] == pytest.approx(found["privacy"]["epsilon"], rel=1e-9)
+    assert main(common) == 0
+    assert "5 private answers about 500 examples" in capsys.readouterr().out
+    for wrong in (["--evaluations", "0"], ["--held-out", "-1"]):
+        assert main([*common, *wrong]) != 0
+        assert wrong[0].strip("-").replace("-", "_") in capsys.readouterr().err

@@ -42,7 +42,7 @@ __all__ = ["signed"]
 RUN = 77
 
 
-@dataclass
+@dataclass(repr=False)  # asyncio would write out all that came
 class SuperLink:
     """Stands for the SuperLink: who is registered, what waits for them, what came."""
 

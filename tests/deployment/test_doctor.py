@@ -40,8 +40,11 @@ def client_fn(context):
         raise OSError("the disk with the data is gone")
     seeded = context.run_config.get("seeded", False)
     width = int(context.run_config.get("width", 3))
+    data = torch.ones(20, 3), torch.ones(20)
+    if context.run_config.get("odd"):
+        data = [*zip(*data)][:3] + ["junk"] * 17
     return SafeDSHBClient(
-        torch.nn.Linear(width, 1), squares, (torch.ones(20, 3), torch.ones(20)),
+        torch.nn.Linear(width, 1), squares, data,
         PrivacyPlan(1.0, float(context.run_config["noise"]), 4, 20), context,
         randomness=SeededRandomness(1) if seeded else None,
     )
@@ -187,6 +190,16 @@ def test_what_a_run_asks_for_is_tried(
     wrong = failed(examined(node, capsys, "--run-config", run_config))
     assert list(wrong) == [check]
     assert finding in wrong[check]
+
+
+def test_why_examples_cannot_be_used_is_told_to_their_owner(
+    node: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = examined(node, capsys, "--run-config", "odd=true")
+    assert failed(found) == {}
+    check = found[1]["data and model"]
+    assert check.verdict == "warning"
+    assert "cannot be used and count as zero: DatasetError: items are" in check.finding
 
 
 def test_seeded_noise_is_refused_and_warned_of_if_the_node_allows_it(

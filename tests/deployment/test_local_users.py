@@ -1,12 +1,17 @@
 """Other users of a node's machine read nothing, change nothing, and are not trusted."""
 
+import grp
 import json
 import os
+import pwd
 import shutil
+import signal
+import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +20,20 @@ from flwr.app import Array, ArrayRecord
 
 from flwr_safedshb import cli
 from flwr_safedshb.client.node import RefusedError
+from flwr_safedshb.deployment import service
 from flwr_safedshb.deployment.doctor import machine
+from flwr_safedshb.deployment.node_file import NodeFile
+from flwr_safedshb.deployment.ports import is_ours
+from flwr_safedshb.deployment.service import NodeService
 from flwr_safedshb.files import private_folder, replace_file
-from flwr_safedshb.server.checkpoint import Progress, save
+from flwr_safedshb.server.checkpoint import save
+from flwr_safedshb.server.progress import Progress
 from simulations.loopback.credentials import SCRIPT
 from tests.clients import THETA, make, node
 
 NOBODY = 65534
+# A group that no user of the machine is known to have to themselves.
+USERS = 54321
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes other users")
 
 
@@ -61,6 +73,11 @@ def open_above(path: Path) -> None:
     path.parent.chmod(0o777)
 
 
+def open_above_to_a_group(path: Path) -> None:
+    os.chown(path.parent, -1, USERS)
+    path.parent.chmod(0o770)
+
+
 def give_away(path: Path) -> None:
     os.chown(path, NOBODY, NOBODY)
 
@@ -76,6 +93,7 @@ def link_of_another(path: Path) -> None:
     [
         (loosen, "others can write"),
         (open_above, "everybody can write"),
+        pytest.param(open_above_to_a_group, "others of group", marks=as_root),
         pytest.param(give_away, "belongs to user 65534", marks=as_root),
         pytest.param(link_of_another, "a link that somebody else", marks=as_root),
     ],
@@ -99,9 +117,82 @@ def test_a_folder_that_another_may_change_is_not_trusted(
     assert verdicts == ["failed"]
 
 
+def test_a_group_of_ones_own_above_is_as_good(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = pwd.getpwuid(os.geteuid())
+    other = next(user for user in pwd.getpwall() if user.pw_uid not in (0, me.pw_uid))
+    for known, shared in (([me], False), ([me, other], True)):
+        group = grp.struct_group(("g", "x", place.stat().st_gid, []))
+        users = [pwd.struct_passwd((*u[:3], group.gr_gid, *u[4:])) for u in known]
+        monkeypatch.setattr(grp, "getgrgid", lambda gid, group=group: group)
+        monkeypatch.setattr(pwd, "getpwall", lambda users=users: users)
+        (place / "above").mkdir(exist_ok=True)
+        (place / "above").chmod(0o770)
+        if shared:
+            with pytest.raises(PermissionError, match="others of group"):
+                private_folder(place / "above" / "state")
+        else:
+            private_folder(place / "above" / "state")
+
+
 def test_a_sticky_folder_above_is_as_good_as_ones_own(place: Path) -> None:
     place.chmod(0o1777)
     assert private_folder(place / "state") == place / "state"
+
+
+@contextmanager
+def listening_as(user: int) -> Iterator[tuple[int, Callable[[], int]]]:
+    """Let a user listen; yield the port, and what says how many have called there."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setgroups([])
+        os.setuid(user)
+        with socket.create_server(("127.0.0.1", 0)) as mine:
+            os.write(write, str(mine.getsockname()[1]).encode())
+            while True:
+                mine.accept()[0].close()
+                os.write(write, b"!")
+    port = int(os.read(read, 16))
+    os.set_blocking(read, False)
+
+    def calls() -> int:
+        try:
+            return len(os.read(read, 999))
+        except BlockingIOError:
+            return 0
+
+    try:
+        yield port, calls
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@as_root
+@pytest.mark.process
+def test_a_port_that_another_user_has_taken_is_not_asked_for_work(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mine:
+        port = int(mine.getsockname()[1])
+        assert is_ours(port)
+    assert not is_ours(port)
+    with listening_as(NOBODY) as (port, calls):
+        assert not is_ours(port)
+        socket.create_connection(("127.0.0.1", port)).close()
+        while not calls():
+            time.sleep(0.01)
+        # A SuperNode that could not listen there, and ends.
+        monkeypatch.setattr(service, "_free_port", lambda: port)
+        monkeypatch.setattr(
+            NodeService, "_command", lambda self, folder, port: ["sleep", "0.5"]
+        )
+        node = NodeFile(place / "node.toml", {}, None)
+        nobody = NodeService(node, insecure="127.0.0.1:1")
+        nobody._serve(None, place, b"x" * 32)  # type: ignore[arg-type]
+        assert not calls()
 
 
 def trespass(top: Path) -> tuple[set[str], set[str]]:

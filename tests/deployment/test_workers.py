@@ -63,7 +63,7 @@ def test_a_run_has_one_worker_and_one_task_at_a_time(
         "approved": "a" * 64,
     }
     assert hands.told(1)["token"] == "other"
-    hands.say(0, head="00")
+    hands.say(0, head="00", about="round 3 (train)")
     foreman.attend(1.0)
     hands.links[0].setblocking(False)
     with pytest.raises(BlockingIOError):
@@ -71,7 +71,7 @@ def test_a_run_has_one_worker_and_one_task_at_a_time(
     hands.say(0, done=True)
     foreman.attend(1.0)
     assert hands.told(0)["token"] == "second"
-    assert foreman.served == 1
+    assert (foreman.served, foreman.last) == (1, "round 3 (train) of run 7")
 
 
 def test_what_a_worker_dies_over_is_answered_and_the_rest_goes_on(
@@ -81,7 +81,7 @@ def test_what_a_worker_dies_over_is_answered_and_the_rest_goes_on(
     monkeypatch.setattr(tasks, "give_up", lambda *told: buried.append(told))
     foreman.assign(Claim(7, "first"))
     foreman.assign(Claim(7, "second"))
-    hands.say(0, head="abcd")
+    hands.say(0, head="abcd", about="")
     foreman.attend(1.0)
     hands.links[0].close()
     foreman.attend(1.0)

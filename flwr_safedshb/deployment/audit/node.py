@@ -14,7 +14,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict, Us
 from torch import nn
 from torch.utils.data import Dataset
 
-from flwr_safedshb.client.client import PrivateClientApp, SafeDSHBClient, marked
+from flwr_safedshb.client.app import PrivateClientApp
+from flwr_safedshb.client.client import SafeDSHBClient, marked
 from flwr_safedshb.client.node import LEDGER_NAME, RefusedError
 from flwr_safedshb.flower.compat import identify
 from flwr_safedshb.privacy.ledger import database
@@ -56,7 +57,7 @@ class Node:
         loss = nn.CrossEntropyLoss(reduction="none")
 
         def client_fn(context: Context) -> SafeDSHBClient:
-            return make_client(self._model, loss, dataset, PLAN, context)  # type: ignore[arg-type]
+            return make_client(self._model, loss, dataset, PLAN, context)
 
         self._app = PrivateClientApp(client_fn)
 

@@ -40,7 +40,7 @@ class Attempt:
         subject = self.subject
         finding = search(
             subject,
-            max(1, round(settings.candidates * subject.share)),
+            settings.candidates,
             settings.seed,
             dtype=self.dtype,
             progress=progress,

@@ -12,7 +12,8 @@ from typing import cast
 from flwr.app import Context, RecordDict, UserConfig, UserConfigValue
 from flwr.clientapp import ClientApp
 
-from flwr_safedshb.client.client import ClientFn, PrivateClientApp, SafeDSHBClient
+from flwr_safedshb.client.app import ClientFn, PrivateClientApp, private_client
+from flwr_safedshb.client.client import SafeDSHBClient
 from flwr_safedshb.deployment import node_file
 from flwr_safedshb.flower.compat import flat_config
 
@@ -76,11 +77,4 @@ def make_client(
 ) -> SafeDSHBClient:
     """Make the client that a SuperNode with this config makes for a message."""
     context = Context(0, 0, dict(node_config), RecordDict(), dict(run_config))
-    client: object = client_fn(context)
-    # What to_client() makes of a NumPyClient.
-    client = getattr(client, "numpy_client", client)
-    if not isinstance(client, SafeDSHBClient):
-        raise ValueError(
-            f"the client_fn makes a {type(client).__name__}, and no SafeDSHBClient"
-        )
-    return client
+    return private_client(client_fn(context))

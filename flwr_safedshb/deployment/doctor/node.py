@@ -11,7 +11,8 @@ from pathlib import Path
 
 from flwr.app import UserConfig, UserConfigValue
 
-from flwr_safedshb.client.client import ClientFn, SafeDSHBClient
+from flwr_safedshb.client.app import ClientFn
+from flwr_safedshb.client.client import SafeDSHBClient
 from flwr_safedshb.client.node import LEDGER_NAME, NODE_KEYS, RefusedError
 from flwr_safedshb.deployment.approvals import KEY, Approvals
 from flwr_safedshb.deployment.doctor.app import make_client
@@ -25,12 +26,15 @@ from flwr_safedshb.deployment.doctor.machine import (
 )
 from flwr_safedshb.deployment.node_file import NodeFile
 from flwr_safedshb.privacy.accounting import accountant
+from flwr_safedshb.privacy.clipping import examples
 from flwr_safedshb.privacy.gaussian import private_gradient
 from flwr_safedshb.privacy.ledger import database
 from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
 from flwr_safedshb.privacy.ledger.snapshot import open_copy
 from flwr_safedshb.privacy.policy import NodePolicy
 
+# Words about examples that cannot be used.
+_TOLD = 3
 _RULES = {name.replace("_", "-") for name in NodePolicy.__dataclass_fields__}
 
 
@@ -148,21 +152,23 @@ def _check_step(client: SafeDSHBClient) -> Check:
     """Compute a private gradient, and throw it away."""
     name = "data and model"
     start = time.perf_counter()
-    try:
-        layers = private_gradient(
-            client.gradients,
-            client.dataset,
-            client.plan,
-            client.randomness.for_step(0, 0),
-            client.weight_decay,
-        )
-    except Exception as error:
-        return Check(name, "failed", f"{type(error).__name__}: {error}")
+    # Here the data's owner is told what no server is.
+    with _heard(examples.__name__, logging.WARNING) as words, examples.causes_shown():
+        try:
+            layers = private_gradient(
+                client.gradients,
+                client.dataset,
+                client.plan,
+                client.randomness.for_step(0, 0),
+                client.weight_decay,
+            )
+        except Exception as error:
+            return Check(name, "failed", f"{type(error).__name__}: {error}")
     seconds = time.perf_counter() - start
     size = sum(layer.size for layer in layers)
-    return Check(
-        name, "ok", f"a step of {size} parameters takes {seconds:.2g} s on this machine"
-    )
+    found = f"a step of {size} parameters takes {seconds:.2g} s on this machine"
+    told = "; ".join([found, *dict.fromkeys(words)][: _TOLD + 1])
+    return Check(name, "warning" if words else "ok", told)
 
 
 def _check_budget(client: SafeDSHBClient, ledger: Ledger, steps: int | None) -> Check:
@@ -184,7 +190,7 @@ def _check_budget(client: SafeDSHBClient, ledger: Ledger, steps: int | None) -> 
 
 
 @contextmanager
-def _heard() -> Iterator[list[str]]:
+def _heard(logger: str = "flwr", level: int = logging.ERROR) -> Iterator[list[str]]:
     """Collect what a client logs here and keeps from the server."""
     words: list[str] = []
 
@@ -192,8 +198,8 @@ def _heard() -> Iterator[list[str]]:
         def emit(self, record: logging.LogRecord) -> None:
             words.append(record.getMessage())
 
-    listener = Listener(logging.ERROR)
-    logging.getLogger("flwr").addHandler(listener)
+    listener = Listener(level)
+    logging.getLogger(logger).addHandler(listener)
     # It tells of new ledgers, and the one made here is nobody's.
     makers = logging.getLogger(database.__name__)
     makers.disabled = True
@@ -201,4 +207,4 @@ def _heard() -> Iterator[list[str]]:
         yield words
     finally:
         makers.disabled = False
-        logging.getLogger("flwr").removeHandler(listener)
+        logging.getLogger(logger).removeHandler(listener)

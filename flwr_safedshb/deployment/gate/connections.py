@@ -1,9 +1,9 @@
 """Connections to the gate: who may hold one, for how long, and with how many bytes.
 
 A connection is unknown until a call over it has been accepted by the SuperLink. Unknown
-ones are few, overall and by address. For a new one, the address that has the most gives
-up the one that has not come further for the longest time: whoever holds connections
-open closes their own. HTTP itself is read by h11.
+ones are few, overall and by address, and come at a pace. For a new one, the address
+that has the most gives up the one that has not come further for the longest time:
+whoever holds connections open closes their own. HTTP itself is read by h11.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ import asyncio
 import gc
 import socket
 import ssl
-from collections import Counter
+import struct
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, suppress
 
 import h11
 
-from flwr_safedshb.deployment.gate.limits import Limits
+from flwr_safedshb.deployment.gate.call import Call, Connection, RefusedError
+from flwr_safedshb.deployment.gate.limits import Limits, Pace, place
 from flwr_safedshb.deployment.gate.wire import (
     READ_BYTES,
     Answer,
+    Spool,
     error_status,
     linger,
     next_event,
@@ -33,39 +35,11 @@ from flwr_safedshb.deployment.gate.wire import (
 
 # Connections that end before what they leave behind is collected.
 _COLLECTED = 64
-
-
-@dataclass(eq=False)
-class Call:
-    """A request whose body has not been read yet."""
-
-    method: str
-    path: str
-    headers: dict[str, str]
-    size: int
-    connection: Connection
-    body: Callable[[], Awaitable[bytes]]
-    gone: Callable[[], bool]
-
-
-class RefusedError(Exception):
-    """A request that is answered with a status and nothing else; then it ends."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-
-
-@dataclass(eq=False)
-class Connection:
-    """One connection; `owner` is the node it belongs to once that is known."""
-
-    address: str
-    socket: socket.socket
-    task: asyncio.Task[None] | None = None
-    owner: str | None = None
-    calls: int = field(default=0)
-
+# Connections that are accepted before others have their turn.
+_AT_ONCE = 16
+# Addresses that are known for their nodes.
+_MAX_HOMES = 4096
+_RESET = struct.pack("ii", 1, 0)
 
 Handler = Callable[[Call], Awaitable[Answer]]
 
@@ -77,35 +51,55 @@ class Door:
         self._handler, self._limits, self._tls = handler, limits, tls
         # Those that have not come further for the longest time first.
         self._unknown: dict[Connection, None] = {}
-        self._owned: Counter[str] = Counter()
+        self._owned: dict[str, dict[Connection, None]] = {}
+        self._homes: OrderedDict[str, None] = OrderedDict()
+        self._arrivals = Pace(limits.arrivals)
+        self._by_address = Pace(limits.address_arrivals)
         self.refusals: Counter[str] = Counter()
         self._ended = 0
 
     async def serve(self, listener: socket.socket) -> None:
         """Accept connections until cancelled."""
-        loop = asyncio.get_running_loop()
         listener.setblocking(False)
         try:
             while True:
+                await readable(listener)
                 try:
-                    accepted, address = await loop.sock_accept(listener)
+                    for _ in range(_AT_ONCE):
+                        accepted, address = listener.accept()
+                        self._begin(accepted, place(str(address[0])))
+                except BlockingIOError:
+                    pass
                 except OSError:  # out of files: those that time out give them back
                     await asyncio.sleep(0.1)
-                    continue
-                self._begin(accepted, str(address[0]))
+                await asyncio.sleep(0)
         finally:
-            for connection in [*self._unknown]:
+            owned = [c for mine in self._owned.values() for c in mine]
+            for connection in [*self._unknown, *owned]:
                 self._close(connection)
                 if connection.task is not None:
                     connection.task.cancel()
 
     def _begin(self, accepted: socket.socket, address: str) -> None:
+        # Nodes that come back are not kept waiting by strangers elsewhere.
+        at_home = address in self._homes
+        admitted = self._by_address.admits(address)
+        if not (admitted and (at_home or self._arrivals.admits(""))):
+            self.refusals["connections that came too fast"] += 1
+            # Reset: to end in a handshake is taken for an error that does not pass.
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            accepted.close()
+            return
         held = Counter(connection.address for connection in self._unknown)
         if held[address] >= self._limits.unknown_by_address:
             self._close_stalest(address)
         elif held.total() >= self._limits.unknown_connections:
             ((most, _),) = held.most_common(1)
             self._close_stalest(most)
+        accepted.setblocking(False)
+        # asyncio does so only where a socket names its protocol; this one does not, and
+        # the end of an answer would wait for the other side to confirm its beginning.
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = Connection(address, accepted)
         self._unknown[connection] = None
         connection.task = asyncio.create_task(self._run(connection, accepted))
@@ -120,22 +114,37 @@ class Door:
             self._unknown[connection] = None
 
     def _close(self, connection: Connection) -> None:
-        self._unknown.pop(connection, None)
+        self._forget(connection)
         self.refusals["connections closed for newer ones"] += 1
         # Hung up on and not cancelled: in the midst of a handshake asyncio would go on
         # with the number of a file that is another connection's by then.
         with suppress(OSError):
             connection.socket.shutdown(socket.SHUT_RDWR)
 
-    def belongs(self, connection: Connection, owner: str) -> None:
-        """Say which node a connection is of; a node has a limited number of them."""
-        if connection.owner is not None:
-            return
-        if self._owned[owner] >= self._limits.node_connections:
-            raise RefusedError(503, "too many connections of one node")
-        connection.owner = owner
-        self._owned[owner] += 1
+    def _forget(self, connection: Connection) -> None:
         self._unknown.pop(connection, None)
+        if connection.owner is not None:
+            mine = self._owned.get(connection.owner, {})
+            mine.pop(connection, None)
+            if not mine:
+                self._owned.pop(connection.owner, None)
+
+    def belongs(self, connection: Connection, owner: str) -> None:
+        """Say which node a connection is of; for one too many its oldest is closed."""
+        self._homes[connection.address] = None
+        self._homes.move_to_end(connection.address)
+        if len(self._homes) > _MAX_HOMES:
+            self._homes.popitem(last=False)
+        if connection.owner not in (None, owner):
+            raise RefusedError(400, "a connection that two nodes share")
+        mine = self._owned.setdefault(owner, {})
+        if connection.owner is None and len(mine) >= self._limits.node_connections:
+            self._close(next(iter(mine)))
+            mine = self._owned.setdefault(owner, mine)
+        connection.owner = owner
+        self._unknown.pop(connection, None)
+        mine.pop(connection, None)
+        mine[connection] = None  # the last to be closed
 
     async def _run(self, connection: Connection, accepted: socket.socket) -> None:
         writer: asyncio.StreamWriter | None = None
@@ -159,14 +168,12 @@ class Door:
         except (OSError, EOFError, ssl.SSLError, TimeoutError, h11.ProtocolError):
             self.refusals["connections that broke off"] += 1
         finally:
-            self._unknown.pop(connection, None)
+            self._forget(connection)
             self._ended += 1
             if self._ended % _COLLECTED == 0:
                 # What TLS keeps for a connection is not seen by the collector, which
                 # would let hundreds of them wait.
                 gc.collect()
-            if connection.owner is not None:
-                self._owned[connection.owner] -= 1
             if writer is not None:
                 writer.transport.abort()
             else:
@@ -182,31 +189,55 @@ class Door:
         size = self._limits.header_bytes
         http = h11.Connection(h11.SERVER, max_incomplete_event_size=size)
         while True:
-            idle = connection.owner is not None and connection.calls > 0
-            seconds = self._limits.idle_seconds if idle else 0.0
-            try:
-                async with asyncio.timeout(seconds + self._limits.header_seconds):
-                    request = await next_event(http, reader)
-                if not isinstance(request, h11.Request):
+            async with AsyncExitStack() as held:
+                answer = await self._answered(connection, http, reader, held)
+                if answer is None:
                     return
-                call = self._call(connection, http, reader, request)
-                answer = await self._handler(call)
-                connection.calls += 1
-            except (RefusedError, h11.RemoteProtocolError) as error:
-                answer = self._refused(error)
-            except TimeoutError:
-                answer = Answer(408)
-                self.refusals["requests that took too long"] += 1
-            await send(http, writer, answer)
+                # Whom the SuperLink did not let in has to come at its pace again.
+                last = connection.owner is None
+                await send(http, writer, answer, self._seconds(answer.size), last)
             if http.our_state is not h11.DONE or http.their_state is not h11.DONE:
                 await linger(reader)
                 return
             http.start_next_cycle()
 
-    def _refused(self, error: RefusedError | h11.RemoteProtocolError) -> Answer:
-        reason = str(error) if isinstance(error, RefusedError) else "not HTTP"
+    async def _answered(
+        self,
+        connection: Connection,
+        http: h11.Connection,
+        reader: asyncio.StreamReader,
+        held: AsyncExitStack,
+    ) -> Answer | None:
+        """Return what the next request is answered with, None if there is none."""
+        idle = connection.owner is not None and connection.calls > 0
+        seconds = self._limits.idle_seconds if idle else 0.0
+        try:
+            async with asyncio.timeout(seconds + self._limits.header_seconds):
+                request = await next_event(http, reader)
+            if not isinstance(request, h11.Request):
+                return None
+            call = self._call(connection, http, reader, request, held)
+            answer = await self._handler(call)
+            connection.calls += 1
+        except RefusedError as error:
+            return self._refused(error.status, str(error))
+        except h11.RemoteProtocolError as error:
+            return self._refused(error_status(error), "not HTTP")
+        except TimeoutError:
+            return self._refused(408, "requests that took too long")
+        except (OSError, EOFError):
+            raise
+        except Exception as error:  # whatever it is, it ends this call and no other
+            return self._refused(500, f"{type(error).__name__} within the gate")
+        return answer
+
+    def _refused(self, status: int, reason: str) -> Answer:
         self.refusals[reason] += 1
-        return Answer(getattr(error, "status", error_status(error)), reason.encode())
+        return Answer(status, reason.encode())
+
+    def _seconds(self, size: int) -> float:
+        """Return how long so many bytes may take, in or out."""
+        return self._limits.body_seconds + size / self._limits.body_bytes_per_second
 
     def _call(
         self,
@@ -214,7 +245,31 @@ class Door:
         http: h11.Connection,
         reader: asyncio.StreamReader,
         request: h11.Request,
+        held: AsyncExitStack,
     ) -> Call:
+        headers = self._headers(request)
+        # Chunks would have to be counted as they come; Flower says the length.
+        length = headers.get("content-length", "")
+        if "transfer-encoding" in headers or not length.isdecimal():
+            raise RefusedError(411, "a request without its length")
+        size = int(length)
+        if size > self._limits.body_bytes:
+            raise RefusedError(413, f"more than {self._limits.body_bytes} bytes")
+
+        async def body() -> Spool:
+            spool = Spool()
+            held.callback(spool.close)
+            async with asyncio.timeout(self._seconds(size)):
+                return await read_body(http, reader, spool)
+
+        method, target = (
+            request.method.decode("ascii"),
+            request.target.decode("latin-1"),
+        )
+        gone = reader.at_eof
+        return Call(method, target, headers, size, connection, body, gone, held)
+
+    def _headers(self, request: h11.Request) -> dict[str, str]:
         if len(request.headers) > self._limits.headers:
             raise RefusedError(431, "too many headers")
         headers: dict[str, str] = {}
@@ -225,27 +280,4 @@ class Door:
             headers[key] = value.decode("latin-1")
             if not (value.isascii() and headers[key].isprintable()):
                 raise RefusedError(400, "a header that is no plain text")
-        # Chunks would have to be counted as they come; Flower says the length.
-        length = headers.get("content-length", "")
-        if "transfer-encoding" in headers or not length.isdecimal():
-            raise RefusedError(411, "a request without its length")
-        size = int(length)
-        if size > self._limits.body_bytes:
-            raise RefusedError(413, f"more than {self._limits.body_bytes} bytes")
-
-        async def body() -> bytes:
-            allowed = self._limits.body_seconds
-            allowed += size / self._limits.body_bytes_per_second
-            async with asyncio.timeout(allowed):
-                return await read_body(http, reader)
-
-        target = request.target.decode("latin-1")
-        return Call(
-            request.method.decode("ascii"),
-            target,
-            headers,
-            size,
-            connection,
-            body,
-            reader.at_eof,
-        )
+        return headers

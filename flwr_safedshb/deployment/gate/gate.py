@@ -19,48 +19,31 @@ import asyncio
 import hashlib
 import socket
 import ssl
-import time
 from collections import OrderedDict
-from collections.abc import Callable
+from contextlib import nullcontext
 from logging import INFO, WARNING, getLogger
-from typing import cast
 
 import httpx
 from google.protobuf.message import Message
 
-from flwr_safedshb.deployment.gate.connections import Call, Door, RefusedError
-from flwr_safedshb.deployment.gate.limits import Limits, Room
-from flwr_safedshb.deployment.gate.replies import Desk, Staged, pushes
+from flwr_safedshb.deployment.gate.ask import Ask, Node
+from flwr_safedshb.deployment.gate.call import Call, RefusedError
+from flwr_safedshb.deployment.gate.connections import Door
+from flwr_safedshb.deployment.gate.limits import Limits, Pace, Room
+from flwr_safedshb.deployment.gate.objects import Objects
 from flwr_safedshb.deployment.gate.signature import NotSignedError, signer
-from flwr_safedshb.deployment.gate.wire import Answer
+from flwr_safedshb.deployment.gate.wire import Answer, Spool
 from flwr_safedshb.flower import fleet
-from flwr_safedshb.flower.fleet import fab_pb2, fleet_pb2, message_pb2
+from flwr_safedshb.flower.fleet import fleet_pb2
 
 LOG = getLogger("safedshb.gate")
 _PREFIX = "/v1/fleet/"
+_OBJECTS = ("pull-object", "push-object")
 _SECONDS = 60.0
 # Keys that are remembered; those of a federation are a few hundred at most.
 _MAX_KEYS = 10_000
 _WAITING_TOGETHER = 10
 _REPORT_SECONDS = 60.0
-
-
-class _Node:
-    """A key, the node that it belongs to, and what that node is doing.
-
-    Attributes
-    ----------
-    calls : Semaphore
-        Calls of the SuperLink at a time; all unknown keys share one.
-    number : int, optional
-        The node's id, once the SuperLink has accepted a call.
-    """
-
-    def __init__(self, calls: asyncio.Semaphore, limits: Limits) -> None:
-        self.calls = calls
-        self.number: int | None = None
-        self.desk = Desk(limits)
-        self.under_way = 0
 
 
 class Gate:
@@ -97,10 +80,18 @@ class Gate:
             trust_env=False,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
         )
-        self._known: OrderedDict[str, _Node] = OrderedDict()
-        self._unknown: dict[str, _Node] = {}
+        self._known: OrderedDict[str, Node] = OrderedDict()
+        self._unknown: dict[str, Node] = {}
         self._strangers = asyncio.Semaphore(self.limits.node_calls)
-        self._room = Room(self.limits.buffered_bytes, self.limits.node_buffered_bytes)
+        # Of bodies and of answers; a call may wait for the latter with the former.
+        self._bodies = Room(self.limits.node_buffered_bytes)
+        self._answers = Room(self.limits.node_buffered_bytes)
+        self.objects = Objects(self.limits.kept_bytes)
+        self._introductions = Pace(self.limits.introductions)
+        self._calls = Pace(self.limits.calls)
+        self._objects = Pace(self.limits.object_calls)
+        self._fetches = asyncio.Semaphore(self.limits.node_calls)
+        self._large = asyncio.Semaphore(self.limits.large_calls)
         self._work = asyncio.Event()
         self._waiting = 0
 
@@ -136,10 +127,12 @@ class Gate:
         node = self._known.get(owner)
         if node is not None:
             self.door.belongs(call.connection, owner)
+            await (self._objects if name in _OBJECTS else self._calls).turn(owner)
         elif call.size > self.limits.unknown_body_bytes:
             raise RefusedError(413, "a large call of a key that is not known yet")
         else:
-            stranger = _Node(self._strangers, self.limits)
+            await self._introductions.turn(call.connection.address)
+            stranger = Node("", self._strangers, self.limits)
             node = self._unknown.setdefault(owner, stranger)
         node.under_way += 1
         try:
@@ -149,49 +142,77 @@ class Gate:
             if not node.under_way:
                 self._unknown.pop(owner, None)
 
-    async def _answer(self, name: str, call: Call, node: _Node, owner: str) -> Answer:
-        async with self._room.held(owner if node.number else "", call.size):
-            try:
-                request = fleet.parsed(name, await call.body())
-            except ValueError as error:
-                raise RefusedError(400, str(error)) from error
+    async def _answer(self, name: str, call: Call, node: Node, owner: str) -> Answer:
+        await call.held.enter_async_context(self._bodies.held(node.owner, call.size))
+        body = await call.body()
+        large = call.size > self.limits.unknown_body_bytes
+        async with self._large if large else nullcontext():
+            request = _read(name, body)
             number = fleet.caller(request)
             if None not in (number, node.number) and number != node.number:
                 raise RefusedError(400, "a call in the name of another node")
-            passed = fleet.REQUEST_HEADERS
-            headers = {k: v for k, v in call.headers.items() if k in passed}
-            answer = await _Ask(self, node, headers, call.gone)(name, request)
+            answer = await Ask(self, node, call)(name, request)
         if answer.status < 400:
             if number is None:  # an activation: the answer says who it is
-                found = fleet_pb2.ActivateNodeResponse.FromString(answer.body)
-                number, node.desk = found.node_id, Desk(self.limits)
+                found = fleet_pb2.ActivateNodeResponse.FromString(answer.content())
+                number = found.node_id
             node.number = number
             if owner not in self._known:
                 self._learn(owner, node)
             self.door.belongs(call.connection, owner)
         return answer
 
-    def _learn(self, owner: str, node: _Node) -> None:
+    def _learn(self, owner: str, node: Node) -> None:
         """Remember a key that the SuperLink has accepted."""
         LOG.log(INFO, "Node %s has come in, with key %s...", node.number, owner[:12])
-        node.calls = asyncio.Semaphore(self.limits.node_calls)
+        node.owner, node.calls = owner, asyncio.Semaphore(self.limits.node_calls)
         self._known[owner] = node
         while len(self._known) > _MAX_KEYS:
             self._known.popitem(last=False)
 
     async def pass_on(
-        self, node: _Node, name: str, request: Message, headers: dict[str, str]
-    ) -> httpx.Response:
+        self, node: Node, call: Call, name: str, request: Message
+    ) -> Answer:
         """Make a call of the SuperLink; a node has a few of them at a time."""
         async with node.calls:
-            try:
-                return await self._inside.post(
-                    f"{_PREFIX}{name}",
-                    content=request.SerializeToString(deterministic=True),
-                    headers=headers,
-                )
-            except httpx.HTTPError as error:
-                raise RefusedError(502, "the SuperLink does not answer") from error
+            return await self._asked(call, name, request, node.owner)
+
+    async def fetch(self, call: Call, name: str, request: Message) -> Answer:
+        """Make a call for all nodes: what slows one of them does not slow it."""
+        async with self._fetches:
+            return await self._asked(call, name, request, None)
+
+    async def make_room(self, owner: str, call: Call, size: int) -> None:
+        """Wait until an answer may go to a node, which has room for a few at a time."""
+        if size > self.limits.unknown_body_bytes:
+            await call.held.enter_async_context(self._answers.held(owner, size))
+
+    async def _asked(
+        self, call: Call, name: str, request: Message, owner: str | None
+    ) -> Answer:
+        passed = {k: v for k, v in call.headers.items() if k in fleet.REQUEST_HEADERS}
+        body = Spool()
+        call.held.callback(body.close)
+        try:
+            async with self._inside.stream(
+                "POST",
+                f"{_PREFIX}{name}",
+                content=request.SerializeToString(deterministic=True),
+                headers=passed,
+            ) as found:
+                if owner is not None:
+                    size = int(found.headers.get("content-length", 0))
+                    await self.make_room(owner, call, size)
+                async for piece in found.aiter_bytes():
+                    body.add(piece)
+        except httpx.HTTPError as error:
+            raise RefusedError(502, "the SuperLink does not answer") from error
+        headers = tuple(
+            (key, value)
+            for key, value in found.headers.items()
+            if key.lower() in fleet.ANSWER_HEADERS
+        )
+        return Answer(found.status_code, body, headers)
 
     async def wait_for_work(self, seconds: float) -> None:
         """Wait, or until some node was given work: a round is for all of them.
@@ -214,90 +235,8 @@ class Gate:
         self._work = asyncio.Event()
 
 
-class _Ask:
-    """One call of one node, with the headers that prove whose it is."""
-
-    def __init__(
-        self,
-        gate: Gate,
-        node: _Node,
-        headers: dict[str, str],
-        gone: Callable[[], bool],
-    ) -> None:
-        self._gate, self._node, self._headers = gate, node, headers
-        self._gone = gone
-
-    async def __call__(self, name: str, request: Message) -> Answer:
-        desk = self._node.desk
-        match request:
-            case fleet_pb2.PullMessagesRequest():
-                return await self._pull(request)
-            case fleet_pb2.PushMessagesRequest():
-                return _written(desk.stage(request))
-            case message_pb2.PushObjectRequest():
-                return await self._push(request)
-            case message_pb2.PullObjectRequest():
-                asked = desk.holding(request.object_id)
-                answer = await self._through(name, request)
-                asked.pulled(len(answer.body))
-                return answer
-            case message_pb2.ConfirmMessageReceivedRequest():
-                desk.asked(request.message_object_id)
-            case fab_pb2.GetFabRequest():
-                # The SuperLink writes it into its log as it is.
-                if not fleet.is_object_id(request.hash_str):
-                    raise RefusedError(400, "an app without a proper hash")
-        return await self._through(name, request)
-
-    async def _through(self, name: str, request: Message) -> Answer:
-        found = await self._gate.pass_on(self._node, name, request, self._headers)
-        headers = tuple(
-            (key, value)
-            for key, value in found.headers.items()
-            if key.lower() in fleet.ANSWER_HEADERS
-        )
-        return Answer(found.status_code, found.content, headers)
-
-    async def _pull(self, request: fleet_pb2.PullMessagesRequest) -> Answer:
-        until = time.monotonic() + self._gate.limits.hold_seconds
-        while True:
-            answer = await self._through("pull-messages", request)
-            if answer.status >= 400:
-                return answer
-            given = fleet_pb2.PullMessagesResponse.FromString(answer.body)
-            if given.messages_list:
-                self._node.desk.ask(given)
-                self._gate.announce_work()
-                return answer
-            if self._node.number is None or time.monotonic() >= until:
-                return answer
-            await self._gate.wait_for_work(self._gate.limits.poll_seconds)
-            if self._gone():  # what is pulled for nobody would be lost
-                raise RefusedError(499, "a node that hung up while it waited")
-
-    async def _push(self, request: message_pb2.PushObjectRequest) -> Answer:
-        desk = self._node.desk
-        staged = desk.staged(request)
-        if staged.put(request):
-            try:
-                await self._deliver(staged)
-            finally:
-                desk.finish(staged)
-        return _written(message_pb2.PushObjectResponse(stored=True))
-
-    async def _deliver(self, staged: Staged) -> None:
-        """Pass a complete reply on, as its node would have."""
-        staged.asked.answered = True
-        answer = await self._through("push-messages", staged.request)
-        if answer.status >= 400:
-            raise RefusedError(answer.status, "a reply that the SuperLink refused")
-        taken = fleet_pb2.PushMessagesResponse.FromString(answer.body)
-        for request in pushes(staged, taken):
-            answer = await self._through("push-object", request)
-            if answer.status >= 400:
-                raise RefusedError(answer.status, "an object the SuperLink refused")
-
-
-def _written(message: Message) -> Answer:
-    body = cast(bytes, message.SerializeToString())
-    return Answer(200, body, (("content-type", "application/protobuf"),))
+def _read(name: str, body: Spool) -> Message:
+    try:
+        return fleet.parsed(name, body.content())
+    except ValueError as error:
+        raise RefusedError(400, str(error)) from error

@@ -5,28 +5,29 @@ could register an object that another will send, with false children, and that o
 message would be refused; or announce a reply whose objects never come, and the server
 would wait for it. The gate takes both steps itself: it collects the objects, checks
 that each has the bytes its id stands for and the children its bytes name, and only then
-passes the reply on. What reaches the SuperLink is true, whoever sent it.
+passes the reply on. What reaches the SuperLink is true, whoever sent it, and no larger
+than the server's own question explains.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
-import tempfile
-from collections import OrderedDict
+import time
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import IO
 
-from flwr_safedshb.deployment.gate.connections import RefusedError
+from flwr_safedshb.deployment.gate.call import RefusedError
 from flwr_safedshb.deployment.gate.limits import Limits
+from flwr_safedshb.deployment.gate.sizes import Part, Sizes, measured, put_together
+from flwr_safedshb.deployment.gate.wire import Spool
 from flwr_safedshb.flower import fleet
 from flwr_safedshb.flower.fleet import fleet_pb2, message_pb2
 
 # Messages that a node may have open; Flower's SuperNode has one.
 _MAX_OPEN = 16
-# Up to here a reply is kept in memory, beyond in a file that has no name.
-_MAX_IN_MEMORY = 2**20
 
 
 @dataclass(eq=False)
@@ -34,62 +35,102 @@ class Asked:
     """A message that a node has been given, and what it may do for it."""
 
     metadata: message_pb2.Metadata
-    objects: set[str]
-    pulled_bytes: int = 0
+    objects: list[str]
+    given: float = field(default_factory=time.monotonic)
+    parts: dict[str, Part] = field(default_factory=dict)
     answered: bool = False
 
-    def pulled(self, size: int) -> None:
-        """Count what the node was sent of it."""
-        self.pulled_bytes += size
+    def pulled(self, name: str, answer: bytes) -> None:
+        """Take note of an object that the node was sent."""
+        if name in self.parts:
+            return
+        found = message_pb2.PullObjectResponse.FromString(answer)
+        if not found.object_available:
+            return
+        try:
+            self.parts[name] = measured(found.object_content)
+        except ValueError:  # the server's own: it may be larger than a node's
+            size = len(found.object_content)
+            self.parts[name] = Part([], size, False, Counter())
+
+    @property
+    def received(self) -> bool:
+        """Whether the node has all of it."""
+        return {*self.objects} <= {*self.parts}
+
+    def sizes(self) -> Sizes:
+        """Return how large it is, as far as the node has pulled it."""
+        return put_together(self.parts)
 
 
 @dataclass(eq=False)
 class Staged:
-    """A reply of which objects are still to come."""
+    """A reply of which objects are still to come.
+
+    Attributes
+    ----------
+    delivery : Lock
+        Held by who passes it on.
+    tries : int
+        How often that was tried.
+    over : bool
+        Whether the SuperLink has it, or has refused it for good.
+    """
 
     session: str
     asked: Asked
     request: fleet_pb2.PushMessagesRequest
     children: dict[str, list[str]]
-    max_bytes: int
-    missing: set[str]
-    file: IO[bytes]
-    places: dict[str, tuple[int, int]] = field(default_factory=dict)
-    size: int = 0
+    most: Sizes
+    spool: Spool = field(default_factory=Spool)
+    parts: dict[str, Part] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)
+    delivery: asyncio.Lock = field(default_factory=asyncio.Lock)
+    tries: int = 0
+    over: bool = False
 
-    def put(self, request: message_pb2.PushObjectRequest) -> bool:
-        """Take an object; True if it was the last one that was missing."""
-        name, content = request.object_id, request.object_content
+    @property
+    def complete(self) -> bool:
+        """Whether no object is missing."""
+        return len(self.parts) == len(self.children)
+
+    def put(self, name: str, content: bytes) -> None:
+        """Take an object; what has been taken already may come again."""
         if name not in self.children:
             raise RefusedError(400, "an object that the reply does not have")
-        if name not in self.missing:
-            return False
-        if self.size + len(content) > self.max_bytes:
+        if name in self.parts:
+            return
+        if self.spool.size + len(content) > self.most.arrays + self.most.words:
             raise RefusedError(413, "a reply that is larger than what it answers")
         if fleet.object_id(content) != name:
             raise RefusedError(400, "an object whose bytes are not those of its id")
         try:
-            head = fleet.head(content)
-            root = name == self.request.messages_list[0].metadata.message_id
-            if root and not _same(
-                fleet.root_metadata(content), self.request.messages_list[0].metadata
-            ):
+            part = measured(content)
+            said = self.request.messages_list[0]
+            if name == said.metadata.message_id and not _same(content, said):
                 raise ValueError("a message that says something else inside")
         except ValueError as error:
             raise RefusedError(400, str(error)) from error
-        if head.children != self.children[name]:
+        if part.children != self.children[name]:
             raise RefusedError(400, "an object with other children than were named")
-        self.places[name] = (self.file.seek(0, 2), len(content))
-        self.file.write(content)
-        self.size += len(content)
-        self.missing.discard(name)
-        return not self.missing
+        if len(self.parts) + 1 == len(self.children):
+            self._check_whole({**self.parts, name: part})
+        self.places[name] = self.spool.add(content)
+        self.parts[name] = part
+
+    def _check_whole(self, parts: dict[str, Part]) -> None:
+        sizes = put_together(parts)
+        if sizes.arrays > self.most.arrays or sizes.words > self.most.words:
+            raise RefusedError(413, "a reply that becomes larger than what it answers")
+
+    def end(self) -> None:
+        """Let go of the bytes: nothing more is to be done."""
+        self.over = True
+        self.spool.close()
 
     def content(self, name: str) -> bytes:
         """Return the bytes of an object."""
-        start, size = self.places[name]
-        self.file.seek(start)
-        return self.file.read(size)
+        return self.spool.content(self.places[name], self.parts[name].size)
 
 
 class Desk:
@@ -104,7 +145,7 @@ class Desk:
         """Remember the messages that the node is given."""
         trees = given.message_object_trees
         for message, tree in zip(given.messages_list, trees, strict=True):
-            objects = {part.object_id for part, _ in fleet.walk(tree)}
+            objects = [part.object_id for part, _ in fleet.walk(tree)]
             name = message.metadata.message_id
             self._asked[name] = Asked(message.metadata, objects)
             while len(self._asked) > _MAX_OPEN:
@@ -127,18 +168,20 @@ class Desk:
         self, request: fleet_pb2.PushMessagesRequest
     ) -> fleet_pb2.PushMessagesResponse:
         """Begin a reply in place of one that was not completed."""
-        asked, children = self._checked(request)
+        asked = self._checked(request)
         if self._staged is not None:
-            self._staged.file.close()
-        self._staged = Staged(
-            secrets.token_hex(16),
-            asked,
-            request,
-            children,
-            2 * asked.pulled_bytes + self._limits.reply_bytes,
-            set(children),
-            tempfile.SpooledTemporaryFile(_MAX_IN_MEMORY),  # noqa: SIM115
+            if self._staged.delivery.locked():
+                raise RefusedError(503, "a reply while another is passed on")
+            self._staged.spool.close()
+        asking, more = asked.sizes(), self._limits.reply_bytes
+        objects = max(asking.objects, len(asked.objects))
+        most = Sizes(
+            2 * asking.arrays + more,
+            2 * asking.words + more,
+            2 * objects + self._limits.tree_objects,
         )
+        children = self._children(request.message_object_trees[0], most.objects)
+        self._staged = Staged(secrets.token_hex(16), asked, request, children, most)
         return fleet_pb2.PushMessagesResponse(
             reconnect=fleet_pb2.Reconnect(reconnect=5),
             results={request.messages_list[0].metadata.message_id: 0},
@@ -155,16 +198,8 @@ class Desk:
             raise RefusedError(400, "an object of another run")
         return staged
 
-    def finish(self, staged: Staged) -> None:
-        """Drop a reply that has been passed on, or cannot be."""
-        staged.file.close()
-        if self._staged is staged:
-            self._staged = None
-
-    def _checked(
-        self, request: fleet_pb2.PushMessagesRequest
-    ) -> tuple[Asked, dict[str, list[str]]]:
-        """Return what a push replies to, and the children of each of its objects."""
+    def _checked(self, request: fleet_pb2.PushMessagesRequest) -> Asked:
+        """Return what a push replies to."""
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise RefusedError(400, "a push that is not one message")
         message, tree = request.messages_list[0], request.message_object_trees[0]
@@ -181,17 +216,19 @@ class Desk:
         if message.content.ByteSize() or tree.object_id != said.message_id:
             raise RefusedError(400, "a message with more or other parts than its tree")
         times = request.clientapp_runtime_list
-        if len(times) > 1 or any(not (math.isfinite(t) and t >= 0) for t in times):
+        numbers = (said.created_at, said.ttl, *times)
+        if len(times) > 1 or any(not (math.isfinite(n) and n >= 0) for n in numbers):
             raise RefusedError(400, "a time that is not a number")
-        return asked, self._children(tree, asked)
+        if times:  # nobody works for longer than since they were asked
+            times[0] = min(times[0], time.monotonic() - asked.given)
+        return asked
 
     def _children(
-        self, tree: message_pb2.ObjectTree, asked: Asked
+        self, tree: message_pb2.ObjectTree, count: int
     ) -> dict[str, list[str]]:
-        most = 2 * len(asked.objects) + self._limits.tree_objects
         children: dict[str, list[str]] = {}
-        for count, (part, depth) in enumerate(fleet.walk(tree), start=1):
-            if count > most or depth > self._limits.tree_depth:
+        for number, (part, depth) in enumerate(fleet.walk(tree), start=1):
+            if number > count or depth > self._limits.tree_depth:
                 raise RefusedError(413, "a reply of more objects than what it answers")
             mine = [child.object_id for child in part.children]
             if not fleet.is_object_id(part.object_id):
@@ -201,12 +238,15 @@ class Desk:
         return children
 
 
-def _same(inside: message_pb2.Metadata, said: message_pb2.Metadata) -> bool:
-    """Compare metadata; the object of a message cannot hold its own id."""
-    expected = message_pb2.Metadata()
+def _same(content: bytes, said: message_pb2.Message) -> bool:
+    """Compare a message's object, which cannot hold its own id, with its words."""
+    expected = message_pb2.Message()
     expected.CopyFrom(said)
-    expected.message_id = ""
-    return inside == expected
+    expected.metadata.message_id = ""
+    inside = fleet.root(content)
+    for message in (expected, inside):  # the object of what has content says nothing
+        message.ClearField("content")
+    return bool(inside == expected)
 
 
 def pushes(

@@ -1,9 +1,15 @@
-"""Bytes of HTTP on their way: read and written with h11, and never too many."""
+"""Bytes of HTTP on their way: read and written with h11, and never too many.
+
+What is on its way to or from somebody slow waits in a file that has no name: memory is
+for what is being looked at.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -12,6 +18,39 @@ import h11
 READ_BYTES = 64 * 2**10
 # What is still taken from whoever was refused, so that they hear why.
 _LINGER_BYTES, _LINGER_SECONDS = 4 * READ_BYTES, 1.0
+# Up to here bytes wait in memory.
+_MAX_IN_MEMORY = 256 * 2**10
+
+
+class Spool:
+    """Bytes that wait: few in memory, more in a file without a name."""
+
+    def __init__(self, content: bytes = b"") -> None:
+        self._file = tempfile.SpooledTemporaryFile(_MAX_IN_MEMORY)  # noqa: SIM115
+        self.size = 0
+        if content:
+            self.add(content)
+
+    def add(self, data: bytes | bytearray) -> int:
+        """Put bytes after those that are there; return where they begin."""
+        start = self._file.seek(0, 2)
+        self._file.write(data)
+        self.size += len(data)
+        return start
+
+    def content(self, start: int = 0, size: int = -1) -> bytes:
+        """Return the bytes, or some of them."""
+        self._file.seek(start)
+        return self._file.read(size)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the bytes, a few at a time."""
+        for start in range(0, self.size, READ_BYTES):
+            yield self.content(start, READ_BYTES)
+
+    def close(self) -> None:
+        """Let go of the bytes."""
+        self._file.close()
 
 
 @dataclass(frozen=True)
@@ -19,19 +58,36 @@ class Answer:
     """What goes back: a status, a few headers, a body."""
 
     status: int
-    body: bytes = b""
+    body: bytes | Spool = b""
     headers: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def size(self) -> int:
+        """Of the body, in bytes."""
+        return self.body.size if isinstance(self.body, Spool) else len(self.body)
 
-async def readable(accepted: socket.socket) -> None:
-    """Wait for the first byte: until then a connection costs a socket and no more."""
+    def content(self) -> bytes:
+        """Return the whole body."""
+        return self.body.content() if isinstance(self.body, Spool) else self.body
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the body, a few bytes at a time."""
+        if isinstance(self.body, Spool):
+            yield from self.body.pieces()
+        else:
+            for start in range(0, len(self.body), READ_BYTES):
+                yield self.body[start : start + READ_BYTES]
+
+
+async def readable(waiting: socket.socket) -> None:
+    """Wait for a byte, or a connection: until then it costs a socket and no more."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
-    loop.add_reader(accepted, ready.set)
+    loop.add_reader(waiting, ready.set)
     try:
         await ready.wait()
     finally:
-        loop.remove_reader(accepted)
+        loop.remove_reader(waiting)
 
 
 def error_status(error: Exception) -> int:
@@ -50,34 +106,43 @@ async def next_event(
         http.receive_data(await reader.read(READ_BYTES))
 
 
-async def read_body(http: h11.Connection, reader: asyncio.StreamReader) -> bytes:
-    """Return the body of the request whose head has been read."""
-    body = bytearray()
+async def read_body(
+    http: h11.Connection, reader: asyncio.StreamReader, body: Spool
+) -> Spool:
+    """Read the body of the request whose head has been read."""
     while True:
         event = await next_event(http, reader)
         if isinstance(event, h11.Data):
-            body += event.data
+            body.add(event.data)
         elif isinstance(event, h11.EndOfMessage):
-            return bytes(body)
+            return body
         else:
             raise EOFError
 
 
 async def send(
-    http: h11.Connection, writer: asyncio.StreamWriter, answer: Answer
+    http: h11.Connection,
+    writer: asyncio.StreamWriter,
+    answer: Answer,
+    seconds: float,
+    last: bool,
 ) -> None:
-    """Answer the request, if it still can be."""
+    """Answer the request, if it still can be, within so many seconds.
+
+    If it is the last, or was not read to its end, the connection is to be closed.
+    """
     if http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
         return
-    headers = [*answer.headers, ("content-length", str(len(answer.body)))]
-    if http.their_state is not h11.DONE:
+    headers = [*answer.headers, ("content-length", str(answer.size))]
+    if last or http.their_state is not h11.DONE:
         headers.append(("connection", "close"))
-    response = h11.Response(status_code=answer.status, headers=headers)
-    for event in (response, h11.Data(data=answer.body), h11.EndOfMessage()):
-        data = http.send(event)
-        if data:
-            writer.write(data)
-    async with asyncio.timeout(60.0):
+    async with asyncio.timeout(seconds):
+        response = h11.Response(status_code=answer.status, headers=headers)
+        writer.write(http.send(response) or b"")
+        for piece in answer.pieces():
+            writer.write(http.send(h11.Data(data=piece)) or b"")
+            await writer.drain()
+        writer.write(http.send(h11.EndOfMessage()) or b"")
         await writer.drain()
 
 

@@ -22,8 +22,9 @@ from rich.text import Text
 from flwr_safedshb.files import replace_file
 from simulations.chaos.band import quiet
 from simulations.chaos.hostile.insider import ATTACKS
+from simulations.chaos.hostile.rows import Report, markdown
 from simulations.chaos.hostile.stranger import KINDS
-from simulations.chaos.hostile.suite import Report, attacked
+from simulations.chaos.hostile.suite import attacked
 from simulations.chaos.suite import cleared
 from simulations.loopback import ROOT
 
@@ -33,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="hostile", description=__doc__)
     parser.add_argument("--rounds", type=int, default=20, help="with attacks")
     parser.add_argument("--quiet", type=int, default=6, help="rounds without, before")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each stranger")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each stranger")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "hostile")
     options = parser.parse_args(arguments)
@@ -55,6 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
     path = options.output / "report.json"
     text = json.dumps({"seed": options.seed, **asdict(report)}, indent=2).encode()
     replace_file(path, lambda file: file.write(text))
+    page = markdown(report).encode()
+    replace_file(options.output / "table.md", lambda file: file.write(page))
     console.print(table(report))
     console.print(f"model: {report.difference:g} off that of a run with a silent node")
     problems = report.wrong + report.slow

@@ -10,27 +10,27 @@ import json
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Message, MetricRecord, RecordDict
 
 from flwr_safedshb.flower import fleet
 from flwr_safedshb.flower.fleet import fleet_pb2, message_pb2
-from flwr_safedshb.flower.speaker import Packed, packed
+from flwr_safedshb.flower.speaker import packed
+from simulations.chaos.hostile.scene import Attack, Scene, counted
 from simulations.chaos.hostile.speaker import HEARTBEAT_SECONDS, Speaker, told
-from simulations.chaos.problem import DIMENSION, EXAMPLES
+from simulations.chaos.hostile.tricks import TRICKS
 from simulations.chaos.trace import note, noted_messages
 
 SERVER = fleet.SERVER
 _CONNECTIONS, _OBJECTS, _CALLS = 200, 3_002, 300
 _HELD_SECONDS = 4.0
+# Not that of the honest nodes, on whose machines it is not.
+ADDRESS = "127.0.0.10"
 
 
 @dataclass(frozen=True)
@@ -45,30 +45,6 @@ class Settings:
     trace: str
     output: str
     attacks: list[str]  # by round; several in one are joined by +
-
-
-@dataclass(frozen=True)
-class Scene:
-    """One round: the node, what it was asked, and what it knows of others."""
-
-    node: Speaker
-    asked: Message
-    others: list[int]
-    trace: Path
-
-    def reply(self, value: float = 1.0, **changes: object) -> Packed:
-        """Return a reply with the vector of an adversary."""
-        vector = np.full((DIMENSION, 1), value, np.float32)
-        content = RecordDict(
-            {
-                "arrays": ArrayRecord({"weight": Array(vector)}),
-                "metrics": MetricRecord({"num-examples": EXAMPLES}),
-            }
-        )
-        return packed(Message(content, reply_to=self.asked), **changes)
-
-
-Attack = Callable[[Scene], str]
 
 
 def instruct_server(scene: Scene) -> str:
@@ -215,13 +191,6 @@ def be_silent(scene: Scene) -> str:
     return "nothing tried"
 
 
-def counted(words: object) -> str:
-    """Return words with how often each was said."""
-    assert hasattr(words, "__iter__")
-    found = Counter(words)
-    return ", ".join(f"{count} x {word}" for word, count in found.most_common())
-
-
 ATTACKS: dict[str, Attack] = {
     attack.__name__.replace("_", "-"): attack
     for attack in (
@@ -240,6 +209,7 @@ ATTACKS: dict[str, Attack] = {
         push_too_much,
         read_anothers,
         send_away,
+        *TRICKS,
     )
 }
 
@@ -247,7 +217,11 @@ ATTACKS: dict[str, Attack] = {
 def attack_until_over(settings: Settings) -> None:
     """Attack in every round, in the order that was ordered, and then do nothing."""
     node = Speaker(
-        settings.address, Path(settings.trusted), Path(settings.key), settings.number
+        settings.address,
+        Path(settings.trusted),
+        Path(settings.key),
+        settings.number,
+        ADDRESS,
     )
     node.activate()
     output = Path(settings.output)

@@ -38,10 +38,20 @@ class Speaker:
         The node's private key.
     number : int
         Its id.
+    own : str
+        The address that it calls from.
     """
 
-    def __init__(self, address: str, trusted: Path, key: Path, number: int) -> None:
+    def __init__(
+        self,
+        address: str,
+        trusted: Path,
+        key: Path,
+        number: int,
+        own: str = "127.0.0.1",
+    ) -> None:
         self.address, self.number = address, number
+        self.source = (own, 0)
         self.key = load_key(key.read_bytes())
         self.trusted = ssl.create_default_context(cafile=str(trusted))
         self.link = self.connected()
@@ -50,7 +60,9 @@ class Speaker:
         """Return a connection of its own."""
         return httpx.Client(
             base_url=f"https://{self.address}",
-            verify=self.trusted,
+            transport=httpx.HTTPTransport(
+                verify=self.trusted, local_address=self.source[0]
+            ),
             timeout=60.0,
             trust_env=False,
         )

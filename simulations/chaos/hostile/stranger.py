@@ -1,7 +1,8 @@
 """Somebody without a key, who keeps the gate as busy as a stranger can.
 
 Run by the suite: ``python -m simulations.chaos.hostile.stranger KIND HOST:PORT SECONDS
-CA``.
+CA OUTPUT``. It waits for so many seconds, writes down that it begins, and attacks for
+as long.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from flwr_safedshb.flower.speaker import signed
+from flwr_safedshb.flower.fleet import fleet_pb2
+from flwr_safedshb.flower.speaker import Key, pem, signed
+from simulations.chaos.trace import note
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 # Connections that are held at a time, and bodies.
@@ -44,10 +48,10 @@ class Target:
         )
 
 
-def request(size: int, **more: str) -> bytes:
+def request(size: int, key: Key | None = None) -> bytes:
     """Return the head of a call that is signed by a key that nobody knows."""
     headers = {"host": "gate", "content-length": str(size)}
-    headers |= signed(ec.generate_private_key(ec.SECP384R1())) | more
+    headers |= signed(key or ec.generate_private_key(ec.SECP384R1()))
     lines = [f"POST {_PATH} HTTP/1.1", *(f"{k}: {v}" for k, v in headers.items())]
     return "\r\n".join([*lines, "", ""]).encode()
 
@@ -93,12 +97,67 @@ async def aborted_upload(target: Target) -> None:
     writer.transport.abort()
 
 
+async def handshake(target: Target) -> None:
+    """Shake hands, and hang up."""
+    _, writer = await target.connect()
+    writer.transport.abort()
+
+
+async def half_hello(target: Target) -> None:
+    """Begin to shake hands, byte by byte, and never finish."""
+    _, writer = await target.connect(tls=False)
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(300)
+    for byte in hello:
+        writer.write(bytes([byte]))
+        await writer.drain()
+        await asyncio.sleep(0.5)
+
+
+async def unknown_key(target: Target) -> None:
+    """Ask to be let in with a key that nobody has registered."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    ask = fleet_pb2.ActivateNodeRequest(public_key=pem(key), heartbeat_interval=30)
+    body = ask.SerializeToString()
+    reader, writer = await target.connect()
+    head = request(len(body), key).replace(_PATH.encode(), b"/v1/fleet/activate-node")
+    writer.write(head + body)
+    await reader.readline()
+    writer.close()
+
+
+async def odd_request(target: Target) -> None:
+    """Send what proxies and servers may read in two ways."""
+    for head in ODD:
+        reader, writer = await target.connect()
+        writer.write(b"POST /v1/fleet/pull-messages " + head)
+        await reader.readline()
+        writer.transport.abort()
+
+
+_INSIDE = b"POST /v1/control/start-run HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n"
+ODD = [
+    b"HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\ncontent-length: 4\r\n\r\n"
+    b"0\r\n\r\n" + _INSIDE,
+    b"HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\ncontent-length: 90\r\n\r\n" + _INSIDE,
+    b"HTTP/1.1\r\nhost: g\r\ncontent-length: +5\r\n\r\nhello",
+    b"HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\nx: a\r\n b\r\n\r\n" + _INSIDE,
+    b"HTTP/1.1\r\nhost: g\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n",
+    b"HTTP/1.0\r\n\r\n" + _INSIDE,
+    b"HTTP/1.1\r\nhost : g\r\ncontent-length: 0\r\n\r\n",
+    b"HTTP/1.1\nhost: g\ncontent-length: 0\n\n" + _INSIDE,
+    b"HTTP/2.0\r\n\r\nSM\r\n\r\n",
+]
+
 KINDS: dict[str, tuple[Callable[[Target], Awaitable[None]], int]] = {
     "many-headers": (many_headers, 8),
     "held-bodies": (held_body, _BODIES),
     "slow-headers": (slow_headers, _CONNECTIONS),
     "bare-connections": (bare_connection, _CONNECTIONS),
     "aborted-uploads": (aborted_upload, 8),
+    "handshakes": (handshake, 100),
+    "half-hellos": (half_hello, _CONNECTIONS),
+    "unknown-keys": (unknown_key, 50),
+    "odd-requests": (odd_request, 8),
 }
 
 
@@ -119,5 +178,15 @@ async def attack(kind: str, address: str, seconds: float, trusted: str) -> None:
     await asyncio.gather(*(again() for _ in range(at_a_time)))
 
 
+async def wait_and_attack(
+    kind: str, address: str, seconds: float, trusted: str, output: Path
+) -> None:
+    """Let calls be timed without the attack first, and then with it."""
+    await asyncio.sleep(seconds)
+    note(output, {"begin": time.monotonic()})
+    await attack(kind, address, seconds, trusted)
+
+
 if __name__ == "__main__":
-    asyncio.run(attack(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4]))
+    kind, address, seconds, trusted, output = sys.argv[1:]
+    asyncio.run(wait_and_attack(kind, address, float(seconds), trusted, Path(output)))

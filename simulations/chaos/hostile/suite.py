@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,8 @@ from flwr_safedshb.server.strategy import SafeDSHB
 from simulations.chaos import checks
 from simulations.chaos.client import train
 from simulations.chaos.hostile.insider import ATTACKS, Settings
-from simulations.chaos.hostile.probe import Probe, Sample
+from simulations.chaos.hostile.probe import Probe
+from simulations.chaos.hostile.rows import Report, Row, row, slow
 from simulations.chaos.hostile.speaker import Speaker
 from simulations.chaos.hostile.stranger import KINDS
 from simulations.chaos.problem import BETA, DELTA, HOSTILE, MAX_EPSILON, NODES, Vector
@@ -31,60 +32,8 @@ _APP = ROOT / "simulations" / "chaos" / "flower-app"
 _CONFIG = {"max-epsilon": MAX_EPSILON, "delta": DELTA, "require-secure-noise": False}
 # Seconds a round waits: the insider fails in the end, so that none has to.
 _TIMEOUT = 60.0
-# What must hold: how much slower the slowest call may be, and MiB of the gate.
-MAX_SLOWER, MAX_MEMORY = 3.0, 200.0
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Row:
-    """What came of one attack.
-
-    Attributes
-    ----------
-    attack, tried, seen : str
-        Its key, what it does, and what was answered.
-    lost_rounds, wasted_steps : int
-        Rounds that were skipped, and steps that honest nodes were charged and not
-        asked for.
-    slowest, slowest_before : float
-        Seconds of an honest node's slowest call meanwhile, and without an attack.
-    calls, failed_calls : int
-        How many such calls there were, and how many were not answered.
-    memory : float
-        The gate's, in MiB, at most.
-    """
-
-    attack: str
-    tried: str
-    seen: str
-    lost_rounds: int
-    wasted_steps: int
-    slowest: float
-    slowest_before: float
-    calls: int
-    failed_calls: int
-    memory: float
-
-
-@dataclass(frozen=True)
-class Report:
-    """All attacks on one federation, and what should not have come of them.
-
-    Attributes
-    ----------
-    rows : list of Row
-    difference : float
-        Of the model from that of a run where the node was silent, at most.
-    wrong, slow : list of str
-        What was believed, charged or lost, and who waited, that should not.
-    """
-
-    rows: list[Row]
-    difference: float
-    wrong: list[str]
-    slow: list[str]
 
 
 def attacked(
@@ -161,23 +110,6 @@ def wrong(trial: Trial, difference: float) -> list[str]:
     return found
 
 
-def slow(rows: Sequence[Row]) -> list[str]:
-    """Say who was kept waiting, and what took too much memory."""
-    found = []
-    for row in rows:
-        limit = MAX_SLOWER * row.slowest_before
-        if row.calls and row.slowest > limit:
-            found.append(
-                f"{row.attack}: a call took {row.slowest:.2f} s, and without it "
-                f"{row.slowest_before:.2f} s"
-            )
-        if row.failed_calls:
-            found.append(f"{row.attack}: {row.failed_calls} calls failed")
-        if row.memory > MAX_MEMORY:
-            found.append(f"{row.attack}: the gate had {row.memory:.0f} MiB")
-    return found
-
-
 def _start_insider(federation: Deployment, trial: Trial, rounds: Sequence[str]) -> Path:
     """Start the hostile program; return the file it writes to."""
     assert federation.credentials is not None
@@ -201,7 +133,7 @@ def _start_insider(federation: Deployment, trial: Trial, rounds: Sequence[str]) 
 
 def _start(federation: Deployment, name: str, module: str, *arguments: str) -> None:
     # Its own work is to take no time from the gate: it would be on other machines.
-    command = ("nice", "-n", "10", sys.executable, "-m", module, *arguments)
+    command = ("nice", "-n", "19", sys.executable, "-m", module, *arguments)
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     federation.start_program(name, *command, environment=environment)
@@ -225,8 +157,8 @@ def _insider_rows(
         ignored = progress.train[number]["ignored"]
         seen = f"{note['said']}" + (f"; {ignored} ignored" if ignored else "")
         tried = " ".join(str(ATTACKS[part].__doc__) for part in name.split("+"))
-        row = _row(name, tried, seen, during, before)
-        rows.append(Row(**{**asdict(row), "lost_rounds": lost, "wasted_steps": wasted}))
+        found = row(name, tried, seen, during, before)
+        rows.append(replace(found, lost_rounds=lost, wasted_steps=wasted))
     return rows
 
 
@@ -237,53 +169,27 @@ def _stranger_rows(
     seconds: float,
     say: Say,
 ) -> list[Row]:
-    if not kinds:
-        return []
     assert federation.credentials is not None
-    begin = time.monotonic()
-    time.sleep(seconds)
-    before = probe.between(begin, time.monotonic())
-    rows = []
+    address = f"127.0.0.1:{federation.gate_port}"
+    trusted = str(federation.credentials.ca)
+    visits: dict[str, tuple[float, float]] = {}
     for kind in kinds:
         say(f"strangers: {kind}")
-        begin = time.monotonic()
-        address, trusted = (
-            f"127.0.0.1:{federation.gate_port}",
-            str(federation.credentials.ca),
-        )
+        output = federation.folder / f"{kind}.jsonl"
         module = "simulations.chaos.hostile.stranger"
-        _start(federation, kind, module, kind, address, str(seconds), trusted)
+        options = (kind, address, str(seconds), trusted, str(output))
+        _start(federation, kind, module, *options)
         while federation.is_running(kind):
             time.sleep(0.1)
-        during = probe.between(begin, time.monotonic())
+        visits[kind] = json.loads(output.read_text())["begin"], time.monotonic()
+    # Of all times before an attack: other programs may be busy in any of them.
+    before = [s for b, _ in visits.values() for s in probe.between(b - seconds, b)]
+    rows = []
+    for kind, (begin, end) in visits.items():
         what, at_a_time = KINDS[kind]
         tried = f"{str(what.__doc__).rstrip('.')} ({at_a_time} at a time)."
-        rows.append(_row(kind, tried, "", during, before))
+        rows.append(row(kind, tried, "", probe.between(begin, end), before))
     return rows
-
-
-def _row(
-    name: str,
-    tried: str,
-    seen: str,
-    during: Sequence[Sample],
-    before: Sequence[Sample],
-) -> Row:
-    def slowest(samples: Sequence[Sample]) -> float:
-        return max((sample.seconds for sample in samples), default=0.0)
-
-    return Row(
-        name,
-        tried,
-        seen,
-        lost_rounds=0,
-        wasted_steps=0,
-        slowest=slowest(during),
-        slowest_before=slowest(before),
-        calls=len(during),
-        failed_calls=sum(not sample.answered for sample in during),
-        memory=max((sample.memory for sample in during), default=0.0),
-    )
 
 
 def _asked(trial: Trial, node: int) -> int:

@@ -19,7 +19,8 @@ from flwr_safedshb.aggregation import Average
 from flwr_safedshb.client.node import LEDGER_NAME
 from flwr_safedshb.exchange.arrays import MARK
 from flwr_safedshb.privacy.ledger.ledger import Ledger
-from flwr_safedshb.server.checkpoint import Progress, save
+from flwr_safedshb.server.checkpoint import save
+from flwr_safedshb.server.progress import Progress
 from flwr_safedshb.server.strategy import SafeDSHB
 from simulations.chaos import band
 from simulations.chaos.checks import HONEST
@@ -154,6 +155,20 @@ def report_a_loss(trial: Trial) -> None:
     note(trial.folder / TRACE, reply(0, 1, metrics=metrics))
 
 
+def stated(epsilon: float) -> dict[str, object]:
+    public = {"num-examples": EXAMPLES, MARK: 7, "epsilon": epsilon, "delta": DELTA}
+    return {"metrics": public}
+
+
+def state_another_epsilon(trial: Trial) -> None:
+    note(trial.folder / TRACE, reply(0, 1, metrics=stated(0.5)))
+
+
+def test_a_node_may_state_what_its_steps_cost(trial: Trial) -> None:
+    note(trial.folder / TRACE, reply(0, 1, metrics=stated(PLAN.epsilon(2, DELTA))))
+    assert not [told for told in problems(trial) if "reports" in told]
+
+
 def send_more(trial: Trial) -> None:
     records = ["arrays", "metrics", "more"]
     note(trial.folder / TRACE, reply(0, 1, records=records))
@@ -179,6 +194,7 @@ def log_a_path(trial: Trial) -> None:
         (forget_a_ledger, "node 1 has charged 0 steps"),
         (send_the_gradient_bare, "node 0's reply in step 1 is not the momentum"),
         (report_a_loss, "reports .*loss"),
+        (state_another_epsilon, "reports .*epsilon"),
         (send_more, "holds .*more"),
         (explain_too_much, "patient 4711"),
         (log_a_path, "the log of the server says"),

@@ -14,14 +14,17 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from flwr_safedshb.deployment.gate.limits import Limits
+from flwr_safedshb.flower import fleet
 from flwr_safedshb.flower.speaker import Key, load_key, pem
 from flwr_safedshb.flower.tasks import SuperNode, acquire
 from flwr_safedshb.privacy.ledger.ledger import Ledger
-from simulations.chaos.hostile import insider
-from simulations.chaos.hostile.insider import ATTACKS, Scene
+from simulations.chaos.hostile import insider, tricks
+from simulations.chaos.hostile.insider import ATTACKS
+from simulations.chaos.hostile.rows import Report, Row, markdown, slow
+from simulations.chaos.hostile.scene import Scene
 from simulations.chaos.hostile.speaker import Speaker
 from simulations.chaos.hostile.stranger import KINDS, attack
-from simulations.chaos.hostile.suite import Row, attacked, silent_model, slow, wrong
+from simulations.chaos.hostile.suite import attacked, silent_model, wrong
 from simulations.chaos.problem import PLAN
 from simulations.chaos.server import TRACE
 from simulations.chaos.trace import note
@@ -53,6 +56,7 @@ def test_of_an_insider_only_its_own_failure_reaches_the_superlink(
 ) -> None:
     monkeypatch.setattr(insider, "_HELD_SECONDS", 0.3)
     monkeypatch.setattr(insider, "_CONNECTIONS", 40)
+    monkeypatch.setattr(tricks, "HELD_SECONDS", 0.3)
     trace = tmp_path / "trace"
     for_me, for_other = question(ME), question(OTHER)
     sent = {"id": for_other.metadata.message_id, "node": OTHER, "step": 0}
@@ -86,7 +90,8 @@ def test_of_an_insider_only_its_own_failure_reaches_the_superlink(
     assert (about.src_node_id, about.dst_node_id) == (ME, insider.SERVER)
     assert about.reply_to_message_id == for_me.metadata.message_id
     assert about.run_id == RUN
-    assert "deactivate-node" not in superlink.names()
+    left = [fleet.caller(r) for n, r, _ in superlink.calls if n == "deactivate-node"]
+    assert {*left} <= {ME}
 
 
 def _new_key() -> Key:
@@ -155,6 +160,18 @@ def test_each_check_of_waiting_and_memory_can_fail(trial: Trial) -> None:
     for change in ({"slowest": 0.31}, {"failed_calls": 1}, {"memory": 201.0}):
         (told,) = slow([replace(ROW, **change)])
         assert told.startswith("a: ")
+
+
+def test_the_table_has_each_attack_at_its_worst() -> None:
+    again = replace(ROW, slowest=0.3, memory=99.0, lost_rounds=1)
+    page = markdown(
+        Report([ROW, again, replace(ROW, attack="b", seen="")], 0.0, [], [])
+    )
+    assert page.splitlines()[2:] == [
+        "| A | 400 no | 1 | 0 | 0.30 s (0.10 s) | 99 MiB |",
+        "| A | nothing, or a refusal that is counted | 0 | 0 | 0.20 s (0.10 s) "
+        "| 90 MiB |",
+    ]
 
 
 def test_the_model_of_a_silent_node_is_not_that_of_an_adversary() -> None:
