@@ -14,8 +14,8 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from flwr_safedshb.client.app import client_app as private_client_app
 from flwr_safedshb.client.client import SafeDSHBClient
-from flwr_safedshb.client.client import client_app as private_client_app
 from flwr_safedshb.grids.adversarial import AdversarialGrid
 from simulations.check import check
 from simulations.config import composed
@@ -23,6 +23,7 @@ from simulations.experiment import (
     attack_of,
     attacked,
     federation,
+    gradient_of,
     own_share,
     share,
     strategy_of,
@@ -61,19 +62,23 @@ def serve(overrides: str, grid: Grid) -> None:
     strategy = strategy_of(overrides)
     if attacked(cfg):
         f, rule = cfg.num_malicious_nodes, strategy.aggregation
-        grid = AdversarialGrid(grid, attack_of(cfg), f, rule, cfg.seed)
+        known = gradient_of(overrides)
+        grid = AdversarialGrid(grid, attack_of(cfg), f, rule, cfg.seed, known)
     model = copy.deepcopy(untrained(overrides))
     initial = ArrayRecord(model.state_dict())
+    rounds = cfg.steps // cfg.local_steps
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        if server_round % cfg.evaluate_every and server_round != cfg.steps:
+        done, before = (k * cfg.local_steps for k in (server_round, server_round - 1))
+        due = done // cfg.evaluate_every > before // cfg.evaluate_every
+        if not due and server_round != rounds:
             return None
         model.load_state_dict(arrays.to_torch_state_dict())
         # Nobody in a real federation sees the training loss; a simulation does.
         loss = training_loss(model, data.training, data.sizes, cfg.weight_decay)
         return MetricRecord({**evaluate(model, data.test), "training-loss": loss})
 
-    strategy.start(grid, initial, cfg.steps, evaluate_fn=evaluate_fn)
+    strategy.start(grid, initial, rounds, evaluate_fn=evaluate_fn)
 
 
 def make_client(overrides: str, context: Context) -> SafeDSHBClient:
@@ -101,6 +106,7 @@ def make_client(overrides: str, context: Context) -> SafeDSHBClient:
         delta=mine.delta,
         randomness=mine.randomness,
         node_keys=("data",),
+        evaluation=mine.evaluation,
     )
 
 

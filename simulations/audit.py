@@ -3,8 +3,7 @@
 An attacker who knows everything but one example looks at releases of the real code
 path, `private_gradient`, on two adjacent datasets and tells them apart. How well that
 works bounds epsilon from below (Jagielski, Ullman, Oprea, "Auditing Differentially
-Private Machine Learning", NeurIPS 2020). A bound above the accounted epsilon proves a
-bug; one below it proves nothing more than that this attack found none.
+Private Machine Learning", NeurIPS 2020). A bound above the accounted epsilon is a bug.
 
 ``python -m simulations.audit --hostile`` is `safedshb audit`, with its options: a
 search for weights and examples that break what the accounted epsilon rests on.
@@ -45,8 +44,7 @@ _OVERSHOOT = 10.0
 # Share of the releases that choose the attack; the others, unseen by it, measure it.
 _CHOOSING = 0.25
 _THRESHOLDS = 99
-# Little noise and much sampling: there the bound comes near enough to the accounted
-# epsilon that half the noise would exceed it.
+# With little noise and much sampling half the noise would exceed what is accounted.
 PLANS = (
     PrivacyPlan(1.0, 1.0, 6, 8),
     PrivacyPlan(1.0, 1.0, 6, 8, clipping="ghost"),

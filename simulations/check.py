@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+from types import UnionType
+from typing import get_args
+
 import numpy as np
-from hydra.utils import instantiate
+from hydra.utils import get_method, instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from flwr_safedshb.aggregation import Average
+from flwr_safedshb.attacks import Attack
 from flwr_safedshb.server.schedules import rates_at
 from simulations.config import (
     SettingsError,
@@ -24,6 +30,16 @@ from simulations.experiment import (
     untrained,
 )
 from simulations.overrides import CONF
+from simulations.plans import plans_of, spent, warn_of_small_nodes
+
+# Kinds of plain values, and their names.
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "a word",
+    bool: "true or false",
+    type(None): "null",
+}
 
 
 def check(overrides: str) -> None:
@@ -37,6 +53,8 @@ def check(overrides: str) -> None:
     check_values(overrides)
     forget_shares()
     cfg = composed(overrides)
+    for group in cfg.keys() - {"schedule"}:  # what it leaves out is estimated
+        _check_part(str(group), cfg[group])
     with explained("privacy.plan"):
         instantiate(cfg.privacy.plan, num_examples=10**9)
     with explained("data"):
@@ -45,12 +63,19 @@ def check(overrides: str) -> None:
         untrained(overrides)
     with explained():
         strategy = strategy_of(overrides)
-        for step in range(cfg.steps):
+        # All of a usual run; of a very long one its begin and its end.
+        begins = range(0, cfg.steps, cfg.local_steps)
+        for step in {*begins[:10_000], begins[-1]}:
             rates_at(strategy.server_learning_rate, strategy.momentum, step)
         strategy.aggregation(np.zeros((cfg.num_nodes, 1)), cfg.num_malicious_nodes)
-        if attacked(cfg):
-            attack_of(cfg)
+    if attacked(cfg):
+        with explained("attack"):
+            _try_attack(attack_of(cfg), cfg.seed)
+    with explained():
         share(overrides, 0)
+        for size in {*data.sizes}:
+            plans_of(cfg, size)
+        warn_of_small_nodes(cfg, data.sizes)
         if "_target_" in cfg.logger:
             instantiate(cfg.logger)
     _check_engine(cfg, min(data.sizes))
@@ -67,6 +92,33 @@ def check_study(overrides: str) -> None:
     check_values(overrides)
     with explained("study"):
         instantiate(composed(overrides).study)
+
+
+def _check_part(name: str, part: object) -> None:
+    """Refuse values that are not of the kind that the class of a part says."""
+    if not isinstance(part, DictConfig) or "_target_" not in part:
+        return
+    with explained(name):
+        made = inspect.signature(get_method(str(part["_target_"])), eval_str=True)
+    for key in sorted(map(str, part.keys() & made.parameters.keys())):
+        wanted, value = made.parameters[key].annotation, part[key]
+        kinds = {*get_args(wanted)} if isinstance(wanted, UnionType) else {wanted}
+        _check_part(f"{name}.{key}", value)
+        if not kinds <= _KINDS.keys():
+            continue
+        # A whole number is a number, too, and a truth is neither.
+        if float in kinds and type(value) is int:
+            continue
+        if type(value) not in kinds:
+            words = " or ".join(sorted(_KINDS[kind] for kind in kinds))
+            raise SettingsError(f"{name}.{key}={value} must be {words}")
+
+
+def _try_attack(attack: Attack, seed: int) -> None:
+    """Let an attack send something once: what it cannot do is an error here."""
+    if attack.replaces_vectors:
+        rng = np.random.default_rng(seed)
+        attack(rng.normal(size=(4, 3)), 1, rng, Average())
 
 
 def _check_engine(cfg: DictConfig, num_examples: int) -> None:
@@ -95,10 +147,9 @@ def _check_engine(cfg: DictConfig, num_examples: int) -> None:
     if engine.max_epsilon is None:
         raise SettingsError("engine.max_epsilon=null: nodes need a budget; give it")
     with explained():
-        plan = instantiate(cfg.privacy.plan, num_examples=num_examples)
-        spent = plan.epsilon(cfg.steps, cfg.privacy.delta)
-    if not spent <= engine.max_epsilon:
+        cost = spent(cfg, num_examples)
+    if not cost <= engine.max_epsilon:
         raise SettingsError(
-            f"steps={cfg.steps} spend epsilon={spent:.4g}, and every node stops at "
+            f"steps={cfg.steps} spend epsilon={cost:.4g}, and every node stops at "
             f"engine.max_epsilon={engine.max_epsilon:g}; raise it, or lower steps"
         )

@@ -7,25 +7,23 @@ value and the remedy, raised before anything has started.
 from __future__ import annotations
 
 import difflib
-import itertools
 import logging
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, InstantiationException, MissingConfigException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from simulations.overrides import CONF
+from flwr_safedshb.privacy.accounting.limits import MAX_STEPS
+from simulations.overrides import CONF, items
 
 # Where things are and how long to wait: what a run computes does not depend on them.
 _HANDLING = ("checkpoint", "checkpoint_every", "log_level", "logger")
@@ -35,6 +33,7 @@ _LEAST = {
     "num_nodes": 1,
     "num_malicious_nodes": 0,
     "steps": 1,
+    "local_steps": 1,
     "weight_decay": 0,
     "seed": 0,
     "evaluate_every": 1,
@@ -76,6 +75,16 @@ class _Engine:
 class _Privacy:
     plan: dict[str, Any] = MISSING
     delta: float = MISSING
+    target_epsilon: float | None = None
+
+
+@dataclass
+class _Evaluation:
+    every: int | None = None
+    held_out: float = 0.0
+    noise_multiplier: float | None = None
+    max_loss: float = MISSING
+    per_class: bool = False
 
 
 @dataclass
@@ -85,12 +94,14 @@ class _Config:
     num_nodes: int = MISSING
     num_malicious_nodes: int = MISSING
     steps: int = MISSING
+    local_steps: int = MISSING
     server_learning_rate: float = MISSING
     momentum: float = MISSING
     weight_decay: float = MISSING
     output: str = MISSING
     seed: int = MISSING
     evaluate_every: int = MISSING
+    private_evaluation: _Evaluation = MISSING
     checkpoint: str | None = None
     checkpoint_every: int = MISSING
     log_level: str = MISSING
@@ -111,26 +122,6 @@ def composed(overrides: str) -> DictConfig:
     """Return the configuration that the overrides make of the packaged files."""
     with explained(), initialize_config_dir(str(CONF), version_base=None):
         return compose("config", shlex.split(overrides))
-
-
-def jobs(overrides: Sequence[str]) -> list[list[str]]:
-    """Return the overrides of each job of a multirun: all of ``a=1,2 b=3,4``."""
-    with explained():
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-        choices = [
-            [f"{one.get_key_element()}={v}" for v in one.sweep_string_iterator()]
-            if one.is_sweep_override()
-            else [str(one.input_line)]
-            for one in parsed
-        ]
-    return [list(job) for job in itertools.product(*choices)]
-
-
-def folders_of(overrides: Sequence[str]) -> tuple[Path, Path]:
-    """Return Hydra's folder of a run and of a multirun, whose names may be the time."""
-    with explained(), initialize_config_dir(str(CONF), version_base=None):
-        cfg = compose("config", list(overrides), return_hydra_config=True)
-        return Path(cfg.hydra.run.dir).absolute(), Path(cfg.hydra.sweep.dir).absolute()
 
 
 def override(name: str, value: object) -> str:
@@ -164,18 +155,35 @@ def check_types(overrides: str) -> DictConfig:
     """Refuse names and types that are no setting's; return the configuration."""
     with explained():
         typed = OmegaConf.merge(OmegaConf.structured(_Config), composed(overrides))
-        OmegaConf.to_container(typed, resolve=True, throw_on_missing=True)
+        values = OmegaConf.to_container(typed, resolve=True, throw_on_missing=True)
+    for name, value in items(values, ""):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SettingsError(f"{name}={value} must be finite")
     return cast(DictConfig, typed)
+
+
+def checkpoint_of(overrides: str) -> str | None:
+    """Return where a run is to leave its model, or None if it does not say."""
+    path = cast(str | None, check_types(overrides).checkpoint)
+    if path is not None and not path.endswith(".npz"):
+        raise SettingsError(
+            f"checkpoint={path} must end in .npz: results are put beside it, under the "
+            "same name with other endings"
+        )
+    return path
 
 
 def check_values(overrides: str) -> None:
     """Refuse names, types, numbers and combinations that make no run."""
     cfg = composed(overrides)
     typed = check_types(overrides)
+    checkpoint_of(overrides)
     for name, least in _LEAST.items():
         value = OmegaConf.select(typed, name)
-        if not (math.isfinite(value) and value >= least):
-            raise SettingsError(f"{name}={value} must be finite and at least {least}")
+        if value < least:
+            raise SettingsError(f"{name}={value} must be at least {least}")
+    if cfg.steps > MAX_STEPS:
+        raise SettingsError(f"steps={cfg.steps} must be at most {MAX_STEPS}")
     if cfg.seed >= 2**63:
         raise SettingsError(f"seed={cfg.seed} must be below 2^63")
     if str(cfg.log_level) not in (levels := logging.getLevelNamesMapping()):
@@ -184,11 +192,20 @@ def check_values(overrides: str) -> None:
         )
     if not 0.0 < cfg.privacy.delta < 1.0:
         raise SettingsError(f"privacy.delta={cfg.privacy.delta} must lie in (0, 1)")
+    target = cfg.privacy.get("target_epsilon")
+    if target is not None and not 0.0 < target < math.inf:
+        raise SettingsError(f"privacy.target_epsilon={target} must be above 0")
+    _check_evaluation(cfg)
     n, f = cfg.num_nodes, cfg.num_malicious_nodes
     if 2 * f >= n:
         raise SettingsError(
             f"num_malicious_nodes={f} of num_nodes={n}: no rule withstands half of the "
             f"nodes; lower it to {(n - 1) // 2} or less, or add nodes"
+        )
+    if cfg.steps % cfg.local_steps:
+        raise SettingsError(
+            f"steps={cfg.steps} is no multiple of local_steps={cfg.local_steps}; "
+            "every round has as many"
         )
     attacked = "_target_" in cfg.attack
     if attacked and f == 0:
@@ -203,10 +220,21 @@ def check_values(overrides: str) -> None:
                 f"{name}={cfg[name]} is of schedule=constant, and the schedule that is "
                 "chosen has its own; leave one of them out"
             )
-    if cfg.checkpoint is not None and not cfg.checkpoint.endswith(".npz"):
+
+
+def _check_evaluation(cfg: DictConfig) -> None:
+    asked = cfg.private_evaluation
+    if not 0.0 <= asked.held_out < 1.0:
         raise SettingsError(
-            f"checkpoint={cfg.checkpoint} must end in .npz: results are put beside it, "
-            "under the same name with other endings"
+            f"private_evaluation.held_out={asked.held_out} must lie in [0, 1)"
+        )
+    if asked.every is None:
+        return
+    free = asked.held_out > 0 and cfg.privacy.get("target_epsilon") is not None
+    if asked.noise_multiplier is None and not free:
+        raise SettingsError(
+            "private_evaluation.noise_multiplier=null: give it, or both "
+            "private_evaluation.held_out and privacy.target_epsilon, which decide it"
         )
 
 
@@ -261,15 +289,8 @@ def _line(error: Exception) -> str:
 
 def _similar(name: str) -> str:
     with initialize_config_dir(str(CONF), version_base=None):
-        known = _names(OmegaConf.to_container(compose("config")), "")
+        known = dict(items(OmegaConf.to_container(compose("config")), ""))
     close = difflib.get_close_matches(name, [*known, "experiment", "study"], 1, 0.8)
     if close:
         return f"; did you mean {close[0]}?"
     return "; those of a part's class can be added, with + before them"
-
-
-def _names(config: object, prefix: str) -> Iterator[str]:
-    if isinstance(config, dict):
-        for key, value in config.items():
-            yield f"{prefix}{key}"
-            yield from _names(value, f"{prefix}{key}.")

@@ -14,7 +14,8 @@ from flwr.serverapp import ServerApp
 
 from flwr_safedshb.grids.batched import BatchedGrid
 from flwr_safedshb.grids.in_process import InProcessGrid
-from flwr_safedshb.server.checkpoint import Progress, load
+from flwr_safedshb.server.checkpoint import load
+from flwr_safedshb.server.progress import Progress
 from flwr_safedshb.server.settings import described, differences
 from simulations.app import OVERRIDES, make_client_app, make_server_app
 from simulations.check import check
@@ -114,7 +115,12 @@ def simulate(
     from flwr.simulation import run_simulation
 
     resources: Settings = {"num_cpus": client_cpus, "num_gpus": 0.0}
-    local: Settings = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    # "local", or Ray joins whatever cluster this machine has, and waits for a dead one.
+    local: Settings = {
+        "address": "local",
+        "include_dashboard": False,
+        "_node_ip_address": "127.0.0.1",
+    }
     run_simulation(
         server,
         client,

@@ -6,16 +6,22 @@ An experiment is one string of Hydra overrides. What it makes is made once in a 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 from hydra.utils import instantiate
+from numpy.typing import NDArray
 from omegaconf import DictConfig
 from torch import nn
 
 from flwr_safedshb.attacks import Attack
+from flwr_safedshb.client.evaluation import PrivateEvaluation
+from flwr_safedshb.exchange.arrays import Arrays
+from flwr_safedshb.exchange.model import ModelArrays
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import (
     Randomness,
@@ -26,7 +32,8 @@ from flwr_safedshb.server.strategy import SafeDSHB
 from simulations.config import composed, resolved
 from simulations.data import Examples, Federation, federated, fingerprint, flipped
 from simulations.data.own import load_own
-from simulations.models import build
+from simulations.models import build, loss_gradient
+from simulations.plans import plans_of
 from simulations.schedules import scheduled
 
 
@@ -43,6 +50,7 @@ class Share:
     model: nn.Module
     examples: Examples
     plan: PrivacyPlan
+    evaluation: PrivateEvaluation | None
     weight_decay: float
     max_epsilon: float | None
     delta: float
@@ -60,7 +68,7 @@ def share(overrides: str, index: int) -> Share:
     examples = data.shards[index % len(data.shards)]
     if index >= len(data.shards) and not attack_of(cfg).replaces_vectors:
         examples = flipped(examples, data.num_classes)
-    return _share(cfg, _model_of_clients(overrides), examples)
+    return _share(cfg, _model_of_clients(overrides), examples, data.num_classes)
 
 
 @lru_cache(maxsize=2)
@@ -70,7 +78,8 @@ def own_share(overrides: str, path: str) -> Share:
     own = load_own(Path(path))
     make = instantiate(cfg.model, _partial_=True)
     shape = tuple(own.examples[0].shape[1:])
-    return _share(cfg, build(make, shape, own.num_classes, cfg.seed), own.examples)
+    model = build(make, shape, own.num_classes, cfg.seed)
+    return _share(cfg, model, own.examples, own.num_classes)
 
 
 def forget_shares() -> None:
@@ -79,12 +88,19 @@ def forget_shares() -> None:
         made.cache_clear()
 
 
-def _share(cfg: DictConfig, model: nn.Module, examples: Examples) -> Share:
+def _share(
+    cfg: DictConfig, model: nn.Module, examples: Examples, num_classes: int
+) -> Share:
+    plans = plans_of(cfg, len(examples[1]))
+    evaluation = plans.evaluation
+    if evaluation is not None:
+        evaluation = replace(evaluation, num_classes=num_classes)
     return Share(
         model=model,
         examples=examples,
-        plan=instantiate(cfg.privacy.plan, num_examples=len(examples[1])),
-        weight_decay=cfg.weight_decay,
+        plan=plans.training,
+        evaluation=evaluation,
+        weight_decay=float(cfg.weight_decay),
         max_epsilon=cfg.engine.get("max_epsilon"),
         delta=cfg.privacy.delta,
         randomness=SeededRandomness(cfg.seed)
@@ -128,6 +144,10 @@ def strategy_of(overrides: str) -> SafeDSHB:
         server_learning_rate=rates.learning_rate,
         momentum=rates.momentum,
         output=cfg.output,
+        local_steps=cfg.local_steps,
+        evaluate_every=cfg.private_evaluation.every,
+        evaluate_max_loss=cfg.private_evaluation.max_loss,
+        evaluate_per_class=cfg.private_evaluation.per_class,
         min_available_nodes=cfg.num_nodes,
         node_timeout=cfg.engine.get("node_timeout", 600),
         authenticated_nodes=cfg.engine.get("authenticated_nodes", False),
@@ -141,6 +161,24 @@ def strategy_of(overrides: str) -> SafeDSHB:
 def attacked(cfg: DictConfig) -> bool:
     """Whether somebody attacks."""
     return "_target_" in cfg.attack
+
+
+def gradient_of(overrides: str) -> Callable[[Arrays], NDArray[np.float64]]:
+    """Return the gradient, at any model, of the loss on the adversaries' own examples.
+
+    They hold copies of what honest nodes hold, as those who flip labels do.
+    """
+    cfg, data = composed(overrides), federation(overrides)
+    model = copy.deepcopy(untrained(overrides))
+    arrays = ModelArrays(model)
+    held = [data.shards[i % len(data.shards)] for i in range(cfg.num_malicious_nodes)]
+
+    def gradient(sent: Arrays) -> NDArray[np.float64]:
+        arrays.load(sent)
+        found = arrays.split(loss_gradient(model, held, cfg.weight_decay))
+        return np.concatenate([part.reshape(-1) for part in found], dtype=np.float64)
+
+    return gradient
 
 
 def attack_of(cfg: DictConfig) -> Attack:

@@ -6,7 +6,9 @@ import inspect
 from collections.abc import Callable, Sequence
 from math import prod
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
@@ -146,6 +148,19 @@ def training_loss(
     trained = (p.detach() for p in model.parameters() if p.requires_grad)
     square = sum(float(p.double().square().sum()) for p in trained)
     return float(torch.stack(means).mean()) + weight_decay / 2 * square
+
+
+def loss_gradient(
+    model: nn.Module, shards: Sequence[Examples], weight_decay: float
+) -> NDArray[np.float32]:
+    """Return the gradient, (d,), of the mean over shards of their mean losses."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    total = weight_decay * nn.utils.parameters_to_vector(trained).detach().double()
+    for inputs, labels in shards:
+        loss = classification_loss(model(inputs), labels).mean() / len(shards)
+        parts = torch.autograd.grad(loss, trained)
+        total += nn.utils.parameters_to_vector(parts).double()
+    return total.float().numpy()
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ plain ones; everything else is refused before anything is composed.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -66,3 +67,15 @@ def _is_plain(value: object) -> bool:
     if isinstance(value, str):
         return "${" not in value
     return value is None or isinstance(value, bool | int | float)
+
+
+def items(config: object, prefix: str) -> Iterator[tuple[str, object]]:
+    """Yield every setting of a configuration, also those of its parts, by name."""
+    if isinstance(config, dict):
+        for key, value in config.items():
+            yield f"{prefix}{key}", value
+            yield from items(value, f"{prefix}{key}.")
+    elif isinstance(config, list):
+        for index, value in enumerate(config):
+            yield f"{prefix}{index}", value
+            yield from items(value, f"{prefix}{index}.")

@@ -6,6 +6,7 @@ instead of a federation: a callable that leaves what it finds in a folder.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shlex
 import sys
@@ -14,8 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
+from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.console import Console
@@ -24,17 +27,18 @@ from simulations.check import check_study
 from simulations.command import alone_at, complaining
 from simulations.config import (
     SettingsError,
+    checkpoint_of,
     composed,
-    folders_of,
-    jobs,
+    explained,
     override,
     resolved,
 )
 from simulations.engines import checked, run
+from simulations.loopback.watch import told
 from simulations.overrides import CONF
 from simulations.results import record
-from simulations.results.record import RunRecord
 from simulations.results.report import run_page
+from simulations.results.schema import RunRecord
 
 
 @complaining
@@ -61,10 +65,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def jobs(overrides: Sequence[str]) -> list[list[str]]:
+    """Return the overrides of each job of a multirun: all of ``a=1,2 b=3,4``."""
+    with explained():
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        choices = [
+            [f"{one.get_key_element()}={v}" for v in one.sweep_string_iterator()]
+            if one.is_sweep_override()
+            else [str(one.input_line)]
+            for one in parsed
+        ]
+    return [list(job) for job in itertools.product(*choices)]
+
+
+def folders_of(overrides: Sequence[str]) -> tuple[Path, Path]:
+    """Return Hydra's folder of a run and of a multirun, whose names may be the time."""
+    with explained(), initialize_config_dir(str(CONF), version_base=None):
+        cfg = compose("config", list(overrides), return_hydra_config=True)
+        return Path(cfg.hydra.run.dir).absolute(), Path(cfg.hydra.sweep.dir).absolute()
+
+
 def _checked(overrides: Sequence[str], folder: Path) -> Path:
     """Refuse what makes no run in a folder; return where its model will be."""
     text = shlex.join(overrides)
-    model = _model(composed(text), folder)
+    model = _model(checkpoint_of(text), folder)
     if "study" in composed(text):
         check_study(text)
     else:
@@ -89,7 +113,7 @@ def _run(cfg: DictConfig) -> int:
     if "study" in cfg:
         instantiate(cfg.study)(folder)
         return 0
-    model = _model(cfg, folder)
+    model = _model(cfg.checkpoint, folder)
     found = _result(cfg, list(settings.overrides.task), model)
     model.with_suffix(".html").write_text(run_page(found))
     if "_target_" in cfg.logger:
@@ -105,8 +129,8 @@ def _run(cfg: DictConfig) -> int:
     return 0
 
 
-def _model(cfg: DictConfig, folder: Path) -> Path:
-    return Path(cfg.checkpoint or folder / "model.npz").absolute()
+def _model(checkpoint: str | None, folder: Path) -> Path:
+    return Path(checkpoint or folder / "model.npz").absolute()
 
 
 def _result(cfg: DictConfig, overrides: list[str], model: Path) -> RunRecord:
@@ -118,7 +142,11 @@ def _result(cfg: DictConfig, overrides: list[str], model: Path) -> RunRecord:
         print(f"the same run has ended here before, in {known['seconds']:.1f} s")
         return known
     start = time.perf_counter()
-    with Console(stderr=True).status(f"{cfg.steps} steps, engine={cfg.engine.name}"):
+    words = f"{cfg.steps} steps, engine={cfg.engine.name}"
+    with (
+        Console(stderr=True).status(words) as status,
+        told(lambda more: status.update(f"{words}: {more}")),
+    ):
         progress = run(overrides, model)
     found = record.record(overrides, progress, time.perf_counter() - start)
     record.write(results, found)

@@ -20,6 +20,7 @@ from flwr_safedshb.server.schedules import Rates
 from flwr_safedshb.theory import batch_variance, effective_variance
 from simulations.data import Federation
 from simulations.models import LogisticRegression, training_loss
+from simulations.plans import plans_of
 
 
 def scheduled(cfg: DictConfig, data: Federation, model: nn.Module, rule: Rule) -> Rates:
@@ -74,7 +75,7 @@ def effective_std(
             f"schedule.effective_std=null needs a rule with a spectral kappa, got "
             f"{rule}; use aggregation=smea or give it"
         )
-    plan = instantiate(cfg.privacy.plan, num_examples=min(data.sizes))
+    plan = plans_of(cfg, min(data.sizes)).training
     sampling = batch_variance(plan.clip_norm, plan.batch_size, max(data.sizes))
     d = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return math.sqrt(effective_variance(n, f, d, sampling, plan.noise_std, kappa))

@@ -1,9 +1,10 @@
 """Walk one round: which function of which file calls which, and draw the rooms.
 
 A federation of three nodes in this process, one of them taken for an adversary, each
-with a ledger, takes three rounds. The third is traced: a call counts where a function
-of one file of ``flwr_safedshb`` calls a function of another file of it, and each
-function that is called so counts once, however often and by whomever it is called.
+with a ledger, takes four rounds. The third is traced, one that follows others and is
+followed by others. A call counts where a function of one file of ``flwr_safedshb``
+calls a function of another file of it, and each function that is called so counts once,
+however often and by whomever it is called.
 
   python -m simulations.walk            # print the walk
   python -m simulations.walk --write    # put it and the picture into the documentation
@@ -42,7 +43,7 @@ PACKAGE = Path(flwr_safedshb.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "rooms.md"
 PICTURE = PACKAGE.parent / "docs" / "images" / "rooms.png"
 
-_NODES, _TRACED = 3, 3
+_NODES, _ROUNDS, _TRACED = 3, 4, 3
 # Where rooms stand from left to right, so that few arrows pass behind others.
 _ACROSS = {
     "theory": 1.6,
@@ -151,7 +152,7 @@ def walk_a_round() -> Walk:
                 },
             )
             initial = ArrayRecord(model.state_dict())
-            _Traced(walk).start(grid, initial, num_rounds=_TRACED)
+            _Traced(walk).start(grid, initial, num_rounds=_ROUNDS)
     finally:
         sys.setprofile(None)
         logger.setLevel(level)

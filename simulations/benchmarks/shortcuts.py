@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 
 import torch
-from flwr.app import Array, ArrayRecord, Context
+from flwr.app import Array, ArrayRecord, Context, Message
 from torch import nn
 
 from flwr_safedshb import (
@@ -42,8 +42,16 @@ DOCUMENTED: Mapping[str, Functions] = {
             dtype, shape, "numpy.ndarray", data
         )
     },
-    "copied, delivered": {"copied": copy.deepcopy, "delivered": copy.deepcopy},
+    "copied, delivered": {
+        "copied": copy.deepcopy,
+        "delivered": lambda message, message_id: _named(message, message_id),
+    },
 }
+
+
+def _named(message: Message, message_id: str) -> Message:
+    compat.set_id(message, message_id)
+    return copy.deepcopy(message)
 
 
 def use(functions: Functions) -> None:

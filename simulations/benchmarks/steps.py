@@ -1,4 +1,4 @@
-"""Steps of a client, ours and others', on three models, in a process of their own.
+"""Steps of a client, ours and others', on several models, in a process of their own.
 
 ``python -m simulations.benchmarks.steps time MODEL SECONDS`` times all steps in turns
 on one thread, ``... memory MODEL STEP`` measures the memory of one; both print JSON.
@@ -29,8 +29,8 @@ from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.gaussian import BLOCK, private_gradient
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SecureRandomness, SeededRandomness
-from flwr_safedshb.privacy.samplers import sample
 from simulations.benchmarks.measure import in_turns, reset_peak, resident
+from simulations.benchmarks.networks import Transformer, resnet18
 from simulations.models import CNN, MLP, LogisticRegression
 
 Step = Callable[[], object]
@@ -72,7 +72,8 @@ class Task:
         return PrivacyPlan(1.0, 1.0, self.batch_size, self.examples)
 
 
-# The paper's model and data, a small network for images, and a large one.
+# The paper's model and data, a small network for images, a large one, and two of kinds
+# that a user may bring.
 TASKS = {
     "logistic": Task(
         lambda: LogisticRegression(68), nn.BCEWithLogitsLoss(), (68,), 1, 2763, 25
@@ -83,6 +84,10 @@ TASKS = {
     "MLP": Task(
         lambda: MLP(784, 10, (1000, 1000)), nn.CrossEntropyLoss(), (784,), 10, 1000, 64
     ),
+    "transformer": Task(
+        lambda: Transformer(128, 4, 10), nn.CrossEntropyLoss(), (32, 128), 10, 1000, 32
+    ),
+    "ResNet-18": Task(resnet18, nn.CrossEntropyLoss(), (3, 32, 32), 10, 100, 8),
 }
 _TINY = Task(lambda: MLP(4, 2, (4,)), nn.CrossEntropyLoss(), (4,), 2, 8, 4)
 
@@ -96,10 +101,10 @@ def make_step(task: Task, name: str) -> Step:
     model, data = task.make(), task.data()
     if name in (OURS, SECURE):
         source = SeededRandomness(0) if name == OURS else SecureRandomness()
-        gradients = ClippedGradients(model, task.loss, task.plan().clip_norm)
-        numbers = itertools.count()
+        plan, numbers = task.plan(), itertools.count()
+        gradients = ClippedGradients(model, task.loss, plan.clip_norm)
         return lambda: private_gradient(
-            gradients, data, task.plan(), source.for_step(0, next(numbers))
+            gradients, data, plan, source.for_step(0, next(numbers))
         )
     inputs, targets = (part[: task.batch_size] for part in data)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -140,7 +145,7 @@ def seconds(name: str, enough: float) -> dict[str, float]:
     steps = {step: make_step(task, step) for step in (PLAIN, OURS, SECURE, *OPACUS)}
     source, plan = SecureRandomness(), task.plan()
     size = sum(p.numel() for p in task.make().parameters())
-    steps["batch"] = lambda: sample(plan, source)
+    steps["batch"] = lambda: plan.sampler.draw(plan, source)
     blocks = [min(BLOCK, size - start) for start in range(0, size, BLOCK)]
     steps["noise"] = lambda: [source.gaussian(b, plan.noise_std) for b in blocks]
     for step in steps.values():

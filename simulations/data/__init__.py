@@ -11,7 +11,7 @@ from simulations.data.federation import (
 )
 from simulations.data.files import FashionMNIST, Libsvm
 from simulations.data.phishing import Phishing
-from simulations.data.splits import ByLabel, Dirichlet, Iid, Split
+from simulations.data.splits import ByLabel, Dirichlet, Iid, Split, Unequal
 from simulations.data.table import Source, Table
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Split",
     "Synthetic",
     "Table",
+    "Unequal",
     "federated",
     "fingerprint",
     "flipped",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simulations.config import check_numbers
 from simulations.data.table import Table
 
 # The lower and upper ends of what is measured of cell nuclei: radius, texture,
@@ -41,10 +42,7 @@ class Synthetic:
     test_fraction: float
 
     def __post_init__(self) -> None:
-        for name in ("num_examples", "num_features"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value} must be a whole number above 0")
+        check_numbers(self, {"num_examples": 1, "num_features": 1, "seed": 0})
 
     def load(self) -> Table:
         """Return inputs of shape (m, d), in two classes."""

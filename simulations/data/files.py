@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import struct
 import zlib
 from dataclasses import dataclass
@@ -17,7 +18,23 @@ from simulations.data.table import Table
 
 # Where Debian's package dataset-fashion-mnist puts them.
 DEBIAN_FASHION_MNIST = "/usr/share/datasets/fashion-mnist"
+MISSING_FASHION_MNIST = (
+    "Fashion-MNIST is not here: install Debian's package dataset-fashion-mnist "
+    "(apt-get install dataset-fashion-mnist), or put its four IDX files into the "
+    "folder fashion-mnist under $SAFEDSHB_DATA"
+)
 _UNSIGNED_BYTES = 8
+
+
+def fashion_mnist() -> Path | None:
+    """Return the folder of Fashion-MNIST's files, if there is one."""
+    folders = [Path(DEBIAN_FASHION_MNIST)]
+    if "SAFEDSHB_DATA" in os.environ:
+        folders.insert(0, Path(os.environ["SAFEDSHB_DATA"]) / "fashion-mnist")
+    for folder in folders:
+        if any(folder.glob("train-images-idx3-ubyte*")):
+            return folder.absolute()
+    return None
 
 
 def parse_libsvm(

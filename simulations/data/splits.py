@@ -96,6 +96,37 @@ class Dirichlet:
         )
 
 
+@dataclass(frozen=True)
+class Unequal:
+    """Parts of given sizes, at random: small nodes and large ones.
+
+    >>> Unequal((1, 2))(np.zeros(4, np.int64), 2, np.random.default_rng(0))
+    [array([0]), array([1, 2])]
+    """
+
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", tuple(self.sizes))
+        for size in self.sizes:
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ValueError(f"sizes={self.sizes} must be whole numbers above 0")
+
+    def __call__(
+        self, labels: Labels, count: int, rng: np.random.Generator
+    ) -> list[Rows]:
+        """Return as many rows for each node as its size says."""
+        total = sum(self.sizes)
+        if len(self.sizes) != count or total > len(labels):
+            raise ValueError(
+                f"split.sizes={list(self.sizes)} are for {len(self.sizes)} nodes and "
+                f"{total} examples, and there are {count} nodes that hold "
+                f"{len(labels)}; give a size for each node, and no more than there are"
+            )
+        ends = np.cumsum(self.sizes)
+        return np.split(np.arange(total), ends[:-1])
+
+
 def _equal_parts(rows: Rows, count: int) -> list[Rows]:
     size = len(rows) // count
     return [rows[i * size : (i + 1) * size] for i in range(count)]

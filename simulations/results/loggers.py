@@ -1,6 +1,6 @@
-"""What a run leaves for other tools: a CSV file, or TensorBoard's event files.
+"""What a run leaves for other tools: a CSV file, TensorBoard, Weights & Biases, MLflow.
 
-Both are made from the record of the whole run, so they are the same for every engine.
+All are made from the record of the whole run, so they are the same for every engine.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import io
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 from flwr_safedshb.files import replace_file
-from simulations.results.record import RunRecord
+from simulations.results.schema import RunRecord
 
 Row = dict[str, float | None]
 
@@ -64,16 +65,21 @@ class CSV:
         return path
 
 
+def _need(package: str, install: str) -> None:
+    """Say before a run, and not after it, that its logger's package is missing."""
+    if find_spec(package) is None:
+        raise ImportError(
+            f"logger={package} needs the package {package}; install {install}, or use "
+            "logger=csv"
+        )
+
+
 @dataclass(frozen=True)
 class TensorBoard:
     """Scalars by step, and the configuration and the privacy of the run as text."""
 
     def __post_init__(self) -> None:
-        if find_spec("tensorboard") is None:
-            raise ImportError(
-                "logger=tensorboard needs the package tensorboard; install "
-                "flwr-safedshb[tensorboard], or use logger=csv"
-            )
+        _need("tensorboard", "flwr-safedshb[tensorboard]")
 
     def __call__(self, run: RunRecord, model: Path) -> Path:
         """Write beside the model, in the place of an earlier log; return where."""
@@ -90,3 +96,63 @@ class TensorBoard:
             writer.add_text("privacy", f"{said['statement']}\n\n{said['note']}")
             writer.add_text("overrides", " ".join(run["overrides"]) or "none")
         return folder
+
+
+@dataclass(frozen=True)
+class WandB:
+    """A run of Weights & Biases; where it goes is said by its own settings.
+
+    Attributes
+    ----------
+    project : str
+    """
+
+    project: str = "safedshb"
+
+    def __post_init__(self) -> None:
+        _need("wandb", "wandb")
+
+    def __call__(self, run: RunRecord, model: Path) -> str:
+        """Send the whole run; return its name."""
+        wandb = import_module("wandb")
+        with wandb.init(project=self.project, config=_about(run)) as log:
+            for step, row in rows(run):
+                log.log(_known(row), step=step)
+            return f"{self.project}/{log.id}"
+
+
+@dataclass(frozen=True)
+class MLflow:
+    """A run of MLflow; where it goes is said by ``MLFLOW_TRACKING_URI``.
+
+    Attributes
+    ----------
+    experiment : str
+    """
+
+    experiment: str = "safedshb"
+
+    def __post_init__(self) -> None:
+        _need("mlflow", "mlflow")
+
+    def __call__(self, run: RunRecord, model: Path) -> str:
+        """Send the whole run; return its name."""
+        mlflow = import_module("mlflow")
+        mlflow.set_experiment(self.experiment)
+        with mlflow.start_run() as log:
+            mlflow.log_params(_about(run))
+            for step, row in rows(run):
+                mlflow.log_metrics(_known(row), step=step)
+            return f"{self.experiment}/{log.info.run_id}"
+
+
+def _known(row: Row) -> dict[str, float]:
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def _about(run: RunRecord) -> dict[str, str]:
+    said = run["privacy"]
+    return {
+        "overrides": " ".join(run["overrides"]) or "none",
+        "privacy": f"{said['statement']} {said['note']}",
+    }

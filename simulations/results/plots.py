@@ -161,6 +161,36 @@ def strip(shares: Floats, names: Sequence[str], last_step: int) -> Figure:
     return figure
 
 
+def heatmap(
+    values: Floats, rows: Sequence[str], columns: Sequence[str], title: str
+) -> Figure:
+    """Return values, (rows, columns), as colours on a logarithmic scale, and written.
+
+    Parameters
+    ----------
+    values : (rows, columns) array
+        Above 0.
+    rows, columns : sequence of str
+    title : str
+    """
+    with style.context({**STYLE, "axes.grid": False}):
+        size = (4.0 + 0.75 * len(columns), 1.6 + 0.32 * len(rows))
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots()
+        shades = np.log10(values)
+        image = axes.imshow(shades, aspect="auto", cmap="cividis")
+        axes.set_xticks(range(len(columns)), columns, rotation=45, ha="right")
+        axes.set_yticks(range(len(rows)), rows)
+        axes.set(title=title)
+        middle = (shades.max() + shades.min()) / 2
+        for (i, j), value in np.ndenumerate(values):
+            colour = "white" if shades[i, j] < middle else "black"
+            text = f"{value:.2g}"
+            axes.text(j, i, text, ha="center", va="center", color=colour, fontsize=8)
+        figure.colorbar(image, label="log10", pad=0.02)
+    return figure
+
+
 def save(figure: Figure, stem: Path) -> None:
     """Write a figure as PNG and SVG."""
     stem.parent.mkdir(parents=True, exist_ok=True)

@@ -6,14 +6,16 @@ versions, and which mechanism the stated epsilon is true for.
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 import platform
 import shlex
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import cast
 
 from flwr.app import MetricRecord
 from hydra.utils import instantiate
@@ -21,14 +23,25 @@ from omegaconf import DictConfig
 
 from flwr_safedshb.files import replace_file
 from flwr_safedshb.grids.in_process import InProcessGrid
-from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement
-from flwr_safedshb.server.checkpoint import Progress
+from flwr_safedshb.server.output import returned
+from flwr_safedshb.server.progress import Progress
 from simulations.app import make_client_app
 from simulations.config import composed, resolved
 from simulations.data import fingerprint
-from simulations.experiment import attacked, federation
+from simulations.experiment import attacked, federation, untrained
+from simulations.models import evaluate
+from simulations.plans import plans_of, spent, statement
+from simulations.results.schema import (
+    Answers,
+    Evaluations,
+    Node,
+    Privacy,
+    Returned,
+    Rounds,
+    RunRecord,
+)
 
-FORMAT = 2
+FORMAT = 3
 PACKAGES = (
     "flwr-safedshb",
     "flwr",
@@ -44,62 +57,6 @@ SEEDED = (
     "operating system; this run itself is a simulation and protects nobody."
 )
 SECURE = "Noise and batches came from the operating system's entropy."
-
-
-class Evaluations(TypedDict):
-    """What the model was worth after some steps; all lists have the same length."""
-
-    step: list[int]
-    accuracy: list[float]
-    test_loss: list[float]
-    training_loss: list[float]
-
-
-class Rounds(TypedDict):
-    """What the server saw in every step; None where the rule does not tell."""
-
-    left_out: list[list[int] | None]
-    excluded: dict[str, list[int]]
-    kappa: list[float | None]
-    lambda_max: list[float | None]
-    replies: list[int]
-    skipped: list[int]
-
-
-class Privacy(TypedDict):
-    """An epsilon and what it is true for."""
-
-    epsilon: float | None
-    delta: float
-    steps: int
-    sampler: str
-    adjacency: str
-    accountant: str
-    num_examples: int
-    seeded_noise: bool
-    note: str
-    statement: str
-
-
-class RunRecord(TypedDict):
-    """One run.
-
-    ``nodes`` names the nodes that ``rounds["left_out"]`` counts from 0; ``adversaries``
-    are among these numbers. ``seconds`` is wall time.
-    """
-
-    format: int
-    overrides: list[str]
-    config: dict[str, object]
-    seed: int
-    versions: dict[str, str]
-    data: dict[str, object]
-    nodes: list[str]
-    adversaries: list[int]
-    evaluations: Evaluations
-    rounds: Rounds
-    privacy: Privacy
-    seconds: float
 
 
 def record(overrides: Sequence[str], progress: Progress, seconds: float) -> RunRecord:
@@ -131,7 +88,10 @@ def record(overrides: Sequence[str], progress: Progress, seconds: float) -> RunR
         adversaries=list(range(len(ids) - f, len(ids))),
         evaluations=_evaluations(progress),
         rounds=_rounds(progress, ids),
-        privacy=_privacy(cfg, min(data.sizes), progress.step),
+        returned=_returned(text, progress),
+        answers=_answers(progress),
+        by_node=_nodes(cfg, data.sizes),
+        privacy=_privacy(cfg, min(data.sizes), progress.step * cfg.local_steps),
         seconds=seconds,
     )
 
@@ -227,16 +187,27 @@ def _rounds(progress: Progress, ids: Sequence[int]) -> Rounds:
     )
 
 
+def _returned(overrides: str, progress: Progress) -> Returned:
+    """Test the model that the run returned; its last evaluation is of the last."""
+    cfg = composed(overrides)
+    model = copy.deepcopy(untrained(overrides))
+    arrays = returned(progress, cfg.output)
+    model.load_state_dict(arrays.to_torch_state_dict())
+    found = evaluate(model, federation(overrides).test)
+    return Returned(accuracy=found["accuracy"], test_loss=found["loss"])
+
+
 def _privacy(cfg: DictConfig, num_examples: int, steps: int) -> Privacy:
     """State the privacy of the honest node that holds the fewest examples."""
-    plan: PrivacyPlan = instantiate(cfg.privacy.plan, num_examples=num_examples)
-    said = _statement(plan, steps, cfg.privacy.delta)
+    plans = plans_of(cfg, num_examples)
+    (first, _), *others = plans.charges
+    said = statement(((first, steps), *others), cfg.privacy.delta)
     seeded = bool(cfg.engine.seeded_noise)
     return Privacy(
         # JSON has no infinity.
-        epsilon=said.epsilon if plan.noise_multiplier > 0 else None,
+        epsilon=said.epsilon if said.epsilon < math.inf else None,
         delta=said.delta,
-        steps=said.steps,
+        steps=steps,
         sampler=said.sampler,
         adjacency=said.adjacency,
         accountant=said.accountant,
@@ -247,9 +218,33 @@ def _privacy(cfg: DictConfig, num_examples: int, steps: int) -> Privacy:
     )
 
 
-@lru_cache(maxsize=32)
-def _statement(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStatement:
-    return plan.statement(steps, delta)
+def _nodes(cfg: DictConfig, sizes: Sequence[int]) -> list[Node]:
+    """Return what every honest node does to its data, where it is each its own."""
+    if cfg.privacy.get("target_epsilon") is None:
+        return []
+    return [
+        Node(
+            num_examples=size,
+            noise_multiplier=plans_of(cfg, size).training.noise_multiplier,
+            epsilon=spent(cfg, size),
+        )
+        for size in sizes
+    ]
+
+
+def _answers(progress: Progress) -> Answers:
+    """Return what the nodes answered about the model, as the server concluded."""
+    found = [
+        (number, metrics)
+        for number, metrics in sorted(progress.evaluate_clientapp.items())
+        if "accuracy-low" in metrics
+    ]
+    return Answers(
+        step=[number for number, _ in found],
+        accuracy=[_number(metrics, "accuracy") for _, metrics in found],
+        low=[_number(metrics, "accuracy-low") for _, metrics in found],
+        high=[_number(metrics, "accuracy-high") for _, metrics in found],
+    )
 
 
 def _number(metrics: MetricRecord, name: str) -> float:

@@ -16,8 +16,9 @@ import numpy as np
 from simulations.command import Parser, complaining, prepare_file
 from simulations.config import explained
 from simulations.results import page, plots, record
+from simulations.results.answers import answers_section, nodes_section
 from simulations.results.plots import Floats
-from simulations.results.record import RunRecord
+from simulations.results.schema import RunRecord
 from simulations.results.summary import Groups, curve, final
 
 QUANTITIES = {"accuracy": "Test accuracy", "training_loss": "Training loss"}
@@ -48,6 +49,8 @@ def run_page(run: RunRecord) -> str:
         page.pictures([_curves({"this run": [run]}, q) for q in QUANTITIES]),
         "<h2>Who was left out</h2>",
         _left_out([run]),
+        answers_section({"this run": [run]}),
+        nodes_section([run]),
         "<h2>Excluded replies</h2>",
         _excluded([run]),
         _privacy([run]),
@@ -91,11 +94,11 @@ def sweep_page(
             }
         ),
         "<h2>Results</h2>",
-        "<p>Accuracy is the last on the test set, mean ± standard deviation over the "
-        "seeds; beside it the epsilon of each honest node, and in how many of 100 "
-        "chances the rule left an adversary, or an honest node, out: those who hide "
-        "among the honest stay in. Lines are means over the seeds, shades one standard "
-        "deviation.</p>",
+        "<p>Accuracy is that of the model returned, on the test set, mean ± standard "
+        "deviation over the seeds; beside it the epsilon of each honest node, and in "
+        "how many of 100 chances the rule left an adversary, or an honest node, out: "
+        "those who hide among the honest stay in. Lines are means over the seeds, "
+        "shades one standard deviation.</p>",
     ]
     for name, groups in panels.items():
         body.append(f"<h3>{escape(name)}</h3>{_finals(groups)}")
@@ -104,6 +107,8 @@ def sweep_page(
         strips = [f"<h3>{escape(k)}</h3>{_left_out(v)}" for k, v in told.items()]
         if strips:
             body.append(page.details("Who was left out, by step", "".join(strips)))
+        body.append(answers_section(groups))
+    body.append(nodes_section(runs))
     body += ["<h2>Excluded replies</h2>", _excluded(runs), _privacy(runs)]
     if notes:
         body += ["<h2>Notes</h2>", f'<pre class="notes">{escape(notes)}</pre>']
@@ -190,10 +195,11 @@ def _privacy(runs: Sequence[RunRecord]) -> str:
     for run in runs:
         said = run["privacy"]
         plan = run["config"]["privacy"]["plan"]  # type: ignore[index]
+        own = [node["noise_multiplier"] for node in run["by_node"]]
         column = (
             "∞" if said["epsilon"] is None else f"{said['epsilon']:.4g}",
             f"{said['delta']:g}",
-            f"{plan['noise_multiplier']:g}",
+            f"{max(own, default=plan['noise_multiplier']):.4g}",
             str(said["num_examples"]),
             str(said["steps"]),
             said["sampler"],

@@ -7,16 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulations.results import plots
 from simulations.results.plots import Curve
-from simulations.results.record import RunRecord
+from simulations.results.schema import RunRecord
 
 ATTACK_WORDS = {
     "alie": "ALIE",
     "foe": "FOE",
     "sign-flip": "SF",
     "label-flip": "LF",
+    "mimic": "mimic",
+    "min-max": "min-max",
+    "min-sum": "min-sum",
+    "mimic-shift": "mimic-shift",
+    "drift": "drift",
+    "strongest": "strongest",
 }
 QUANTITIES = ("accuracy", "training_loss")
 # Runs by their method, then by their seed.
@@ -49,8 +56,8 @@ def curve(runs: Sequence[RunRecord], quantity: str) -> Curve:
 
 
 def final(runs: Sequence[RunRecord]) -> Figure:
-    """Return the mean and the sample standard deviation of the last accuracies."""
-    last = np.array([run["evaluations"]["accuracy"][-1] for run in runs])
+    """Return mean and sample standard deviation of the returned models' accuracies."""
+    last = np.array([run["returned"]["accuracy"] for run in runs])
     return Figure(
         float(last.mean()), float(last.std(ddof=min(1, len(last) - 1))), len(last)
     )
@@ -77,6 +84,18 @@ def losses(runs: Sequence[RunRecord]) -> Losses:
     """Return how the training loss went, on average over the seeds."""
     mean = curve(runs, "training_loss").values.mean(axis=0)
     return Losses(float(mean[0]), float(mean[-1]))
+
+
+def late(runs: Sequence[RunRecord], quantity: str) -> NDArray[np.float64]:
+    """Return the mean of a quantity over the last quarter of the steps, (seeds,).
+
+    Momentum makes a model that is pushed swing to and fro, and where the last step
+    catches it is chance.
+    """
+    found = curve(runs, quantity)
+    last = found.steps > 0.75 * found.steps[-1]
+    mean: NDArray[np.float64] = found.values[:, last].mean(axis=1)
+    return mean
 
 
 def draw(panels: Mapping[str, tuple[str, Groups]], together: str, folder: Path) -> None:

@@ -1,5 +1,8 @@
 """Many runs, each once: in a folder, on several processes, with a live display.
 
+The processes are of this machine or of a Ray cluster. They return what came of a run,
+and the files are written here, so they are the same wherever a run was done.
+
 A run that is already there, with the same configuration, data and versions, is not run
 again, so a sweep that was killed goes on where it was. Any other run that is found
 under its name is replaced.
@@ -23,7 +26,7 @@ from simulations.config import SettingsError, keys
 from simulations.results import record
 from simulations.results.parallel import in_processes
 from simulations.results.publish import check_page
-from simulations.results.record import RunRecord
+from simulations.results.schema import RunRecord
 
 
 class SweepCase(Protocol):
@@ -83,18 +86,22 @@ class Sweep(Generic[C]):
                 )
             check(shlex.join(self.overrides_of(case)))
 
-    def run(self, case: C) -> None:
-        """Run one case in this process and write its file."""
+    def run(self, case: C) -> RunRecord:
+        """Run one case in this process."""
         from simulations.engines import run
         from simulations.experiment import forget_shares
 
         overrides = self.overrides_of(case)
         start = time.perf_counter()
         progress = run(overrides)
-        seconds = time.perf_counter() - start
-        record.write(self.path(case), record.record(overrides, progress, seconds))
+        found = record.record(overrides, progress, time.perf_counter() - start)
         # Each share holds on to its data, and the next run has others.
         forget_shares()
+        return found
+
+    def keep(self, case: C, run: RunRecord) -> None:
+        """Write the file of a run."""
+        record.write(self.path(case), run)
 
     def missing(self) -> list[C]:
         """Return the runs that are still to do."""
@@ -115,16 +122,30 @@ class Sweep(Generic[C]):
 
 
 def run_all(
-    work: Sweep[C], todo: Sequence[C], workers: int, console: Console
+    work: Sweep[C],
+    todo: Sequence[C],
+    workers: int | None,
+    console: Console,
+    cluster: str | None = None,
 ) -> dict[C, str]:
     """Run cases on several processes; return what failed, and why."""
     tasks = [(i, work, case) for i, case in enumerate(todo)]
-    found = in_processes(_attempt, tasks, workers, "runs", console)
-    return {todo[i]: error for (i, error), _ in found if error is not None}
+    failed = {}
+    found = in_processes(_attempt, tasks, workers, "runs", console, cluster)
+    for (i, run), _ in found:
+        if isinstance(run, str):
+            failed[todo[i]] = run
+        else:
+            work.keep(todo[i], run)
+    return failed
 
 
 def complete(
-    console: Console, work: Sweep[C], workers: int, again: bool = False
+    console: Console,
+    work: Sweep[C],
+    workers: int | None,
+    again: bool = False,
+    cluster: str | None = None,
 ) -> bool:
     """Run what is missing, or all of it `again`; return whether all went well."""
     todo = list(work.cases) if again else work.missing()
@@ -133,7 +154,7 @@ def complete(
     if not todo:
         return True
     start = time.perf_counter()
-    failed = run_all(work, todo, workers, console)
+    failed = run_all(work, todo, workers, console, cluster)
     console.print(f"{len(todo)} runs took {time.perf_counter() - start:.0f} s")
     for case, error in failed.items():
         console.print(f"{case.name} failed: {error}", style="bold red")
@@ -147,6 +168,9 @@ def sweep_parser(
     parser = Parser(description=description)
     parser.add_argument("--output", type=Path, default=Path(output))
     parser.add_argument("--workers", type=at_least(1), help="processes; all cores")
+    parser.add_argument(
+        "--cluster", metavar="ADDRESS", help="of a Ray cluster that does the runs"
+    )
     parser.add_argument("--seeds", nargs="+", type=at_least(0), default=seeds)
     parser.add_argument(
         "--set", nargs="+", default=[], help="Hydra overrides of all runs: steps=.."
@@ -184,19 +208,18 @@ def conduct(
     work.check()
     console = Console()
     with alone_at(args.output / "runs"):
-        if not complete(console, work, args.workers, again):
+        if not complete(console, work, args.workers, again, args.cluster):
             return 1
         conclude(console, work.runs())
     return 0
 
 
-def _attempt(number: int, work: Sweep[C], case: C) -> tuple[int, str | None]:
+def _attempt(number: int, work: Sweep[C], case: C) -> tuple[int, RunRecord | str]:
     """Run a case; return why it failed, as text, for not every exception travels."""
     import flwr  # noqa: F401  # its logger must be there before it is set
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     try:
-        work.run(case)
+        return number, work.run(case)
     except Exception as error:
         return number, f"{type(error).__name__}: {error}"
-    return number, None

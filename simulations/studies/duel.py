@@ -31,7 +31,15 @@ from flwr_safedshb.aggregation import (
     Rule,
     TrimmedMean,
 )
-from flwr_safedshb.attacks import ALIE, FOE, Attack, FarCluster, NonFinite, SignFlip
+from flwr_safedshb.attacks import (
+    ALIE,
+    FOE,
+    Attack,
+    FarCluster,
+    MimicShift,
+    NonFinite,
+    SignFlip,
+)
 from flwr_safedshb.theory import check_num_malicious
 from simulations.command import Parser, at_least, between, complaining, prepare_file
 from simulations.config import explained
@@ -57,6 +65,7 @@ ATTACKS: dict[str, Attack | None] = {
     "sign flip": SignFlip(),
     "ALIE": ALIE(),
     "FOE": FOE(),
+    "mimic-shift": MimicShift(directions=("mean", "spectrum"), aim="distance"),
     "far cluster": FarCluster(),
     "NaN": NonFinite(),
 }
@@ -163,9 +172,10 @@ def show(
         "vectors, in standard errors of that mean (averages over "
         f"{settings.seeds} tries, d = {settings.d}): 1 costs as much as the chance in "
         f"the honest vectors does anyway. Above {FAIR:g} is yellow, above {BAD:g} red. "
-        "Adversaries see every honest vector; ALIE and FOE choose, for each rule, the "
-        "strength that harms it the most. Who sends NaN is excluded by the server and "
-        "counts as found, so f falls. kappa is the proven constant, in which the "
+        "Adversaries see every honest vector; ALIE, FOE and mimic-shift choose, for "
+        "each rule, the strength that harms it the most. Who sends NaN is excluded by "
+        "the server and counts as found, so f falls. kappa is the proven constant, in "
+        "which the "
         "squared distance is bounded: s in units of the largest eigenvalue of the "
         "honest covariance, v in units of its trace, up to n - f - 1 times larger; "
         "- where there is none. For f < n/3 Filter's default is CAF. One table is no "

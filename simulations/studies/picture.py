@@ -1,7 +1,9 @@
 """Draw the picture of the README: ``python -m simulations.studies.picture``.
 
-The paper's task, three of seven clients hostile, every client with the same privacy;
-the only thing that differs is what the server does with what it receives.
+The paper's task, one or three of seven clients hostile, every client with the same
+privacy, under an attack of the paper and under the strongest that we know; the only
+things that differ are how many are hostile and what the server does with what it
+receives.
 """
 
 from __future__ import annotations
@@ -18,22 +20,32 @@ from simulations.command import Parser, at_least, complaining, prepare_picture
 from simulations.engines import run
 from simulations.results import record
 from simulations.results.plots import Curve, panels
-from simulations.results.record import RunRecord
+from simulations.results.schema import RunRecord
 
 ATTACKS = {
-    "ALIE: a little is enough": "attack=alie",
-    "FOE: fall of empires": "attack=foe",
+    "FOE, an attack of the paper": "attack=foe",
+    "the strongest attack known to us": "attack=strongest",
 }
+UNHARMED = "averaging, nobody hostile"
 METHODS = {
-    "averaging, nobody hostile": ["experiment=dp-dsgd"],
+    UNHARMED: ["experiment=dp-dsgd"],
+    "SMEA, 1 of 7 hostile": [
+        "experiment=paper",
+        "aggregation=smea",
+        "num_malicious_nodes=1",
+    ],
     "SMEA, 3 of 7 hostile": ["experiment=paper", "aggregation=smea"],
-    "averaging, 3 of 7 hostile": ["experiment=paper", "aggregation=average"],
+    "averaging, 1 of 7 hostile": [
+        "experiment=paper",
+        "aggregation=average",
+        "num_malicious_nodes=1",
+    ],
 }
 
 
 def overrides(method: str, attack: str, seed: int) -> list[str]:
     """Return the configuration of one run."""
-    attacked = method != "averaging, nobody hostile"
+    attacked = method != UNHARMED
     return [*METHODS[method], *[attack] * attacked, f"seed={seed}"]
 
 
@@ -51,10 +63,16 @@ def picture(runs: dict[str, dict[str, list[RunRecord]]]) -> Figure:
     }
     figure = panels(content, "accuracy")
     figure.axes[0].set_ylim(0.0, 1.0)
-    said = next(iter(next(iter(runs.values())).values()))[0]["privacy"]
+    said = [
+        run["privacy"]
+        for methods in runs.values()
+        for records in methods.values()
+        for run in records
+    ]
+    epsilons = sorted({f"{one['epsilon']:.2f}" for one in said})
     figure.suptitle(
         "Every honest client's examples are protected with epsilon = "
-        f"{said['epsilon']:.2f} at delta = {said['delta']:g}",
+        f"{' or '.join(epsilons)} at delta = {said[0]['delta']:g}",
         fontsize=11,
     )
     return figure

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import simulations.audit
-from flwr_safedshb.privacy.clipping.batches import Batch
+from flwr_safedshb.privacy.clipping.examples import Batch
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness

@@ -93,7 +93,10 @@ def test_data(leaf: str, stand_in: StandIn) -> None:
 
 @pytest.mark.parametrize("leaf", of("split"))
 def test_split(leaf: str) -> None:
-    split = instantiate(composed(f"split={leaf}", "privacy.plan.batch_size=17").split)
+    words = [f"split={leaf}", "privacy.plan.batch_size=17"]
+    if leaf == "unequal":
+        words.append("split.sizes=[20,30,40,710]")
+    split = instantiate(composed(*words).split)
     fed = federated(Synthetic(1000, 3, 0, 0.2), split, 4, 1)
     fed.check_batch_size(17)
     if leaf == "dirichlet":
@@ -116,7 +119,9 @@ def test_engine(leaf: str) -> None:
 
 
 @pytest.mark.parametrize("leaf", of("logger"))
-def test_logger(leaf: str) -> None:
+def test_logger(leaf: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As where the packages of all loggers are installed.
+    monkeypatch.setattr("simulations.results.loggers.find_spec", lambda name: name)
     logger = composed(f"logger={leaf}").logger
     assert ("_target_" in logger) == (leaf != "none")
     if leaf != "none":

@@ -7,7 +7,8 @@ from hydra.utils import instantiate
 
 from flwr_safedshb.aggregation import Rule
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from flwr_safedshb.server.checkpoint import Progress, load
+from flwr_safedshb.server.checkpoint import load
+from flwr_safedshb.server.progress import Progress
 from simulations.app import OVERRIDES
 from simulations.config import composed
 from simulations.engines import run

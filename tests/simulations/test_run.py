@@ -12,9 +12,10 @@ import pytest
 from flwr_safedshb.server import checkpoint
 from flwr_safedshb.server.checkpoint import load
 from simulations.command import alone_at
-from simulations.config import SettingsError, folders_of
+from simulations.config import SettingsError
 from simulations.engines import run
 from simulations.results import record
+from simulations.run import folders_of
 from simulations.run import main as run_command
 
 ROOT = Path(__file__).parents[2]

@@ -1,7 +1,8 @@
 """Beyond the paper: ``python -m simulations.studies.beyond``.
 
-The rules that everybody knows on the same momentums; clients that differ; fifty of
-them; and a task that is not convex. Resumable, as the reproduction is.
+The rules that everybody knows on the same momentums; every rule as adversaries grow in
+number; clients that differ; fifty of them; and a task that is not convex. Resumable, as
+the reproduction is.
 """
 
 from __future__ import annotations
@@ -14,17 +15,12 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from simulations.command import complaining
+from simulations.data.files import MISSING_FASHION_MNIST, fashion_mnist
 from simulations.results.publish import publish
-from simulations.results.record import RunRecord
+from simulations.results.schema import RunRecord
 from simulations.results.summary import QUANTITIES
 from simulations.results.sweep import conduct, sweep_parser
-from simulations.studies.beyond.parts import (
-    MISSING_DATA,
-    PARTS,
-    Case,
-    cases,
-    fashion_mnist,
-)
+from simulations.studies.beyond.parts import PARTS, Case, cases
 from simulations.studies.beyond.summary import markdown, parts_of, write
 
 SEEDS = (1, 2)
@@ -38,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     names = list(args.parts)
     if "network" in names and fashion_mnist() is None:
-        Console().print(MISSING_DATA, style="yellow", highlight=False)
+        words = f"The part 'network' is left out: {MISSING_FASHION_MNIST}."
+        Console().print(words, style="yellow", highlight=False)
         names.remove("network")
     if not names:
         return 0

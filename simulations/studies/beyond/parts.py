@@ -1,22 +1,36 @@
-"""What is run beyond the paper: four parts, each a question of its own."""
+"""What is run beyond the paper: five parts, each a question of its own."""
 
 from __future__ import annotations
 
-import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from simulations.data.files import DEBIAN_FASHION_MNIST
+from simulations.config import composed
+from simulations.data.files import fashion_mnist
 
-ATTACKS = ("alie", "foe", "sign-flip", "label-flip")
+ATTACKS = ("alie", "foe", "sign-flip", "label-flip", "mimic-shift", "strongest")
 UNHARMED = "unharmed"
 FEW = ("smea", "filter", "average")
-MISSING_DATA = (
-    "Fashion-MNIST is not here: the part 'network' is left out. Install Debian's "
-    "package dataset-fashion-mnist (apt-get install dataset-fashion-mnist), or put its "
-    "four IDX files into the folder fashion-mnist under $SAFEDSHB_DATA."
+EVERY = (
+    "smea",
+    "filter",
+    "caf",
+    "mda",
+    "krum",
+    "multi-krum",
+    "trimmed-mean",
+    "median",
+    "geometric-median",
+    "nnm",
+    "bucketing",
+    "centred-clipping",
+    "arc",
+    "static-clipping",
+    "average",
 )
+# Adversaries among clients, from a tenth to three sevenths of them.
+FRACTIONS = ((1, 10), (2, 10), (3, 10), (4, 10), (3, 7))
 
 
 @dataclass(frozen=True)
@@ -28,11 +42,11 @@ class Part:
     title, question : str
     overrides : tuple of str
         Of all runs.
-    honest : int
-        n - f: who trains where nobody attacks.
     rules : tuple of str
         Names of ``conf/aggregation``.
     attacks : tuple of str
+    search : tuple of str
+        Overrides of attacked runs: how much the adversaries search.
     settings : mapping of words to overrides
         Panels are attacks times these.
     """
@@ -40,9 +54,9 @@ class Part:
     title: str
     question: str
     overrides: tuple[str, ...]
-    honest: int
     rules: tuple[str, ...] = FEW
     attacks: tuple[str, ...] = ATTACKS
+    search: tuple[str, ...] = ()
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: {"": ()})
 
 
@@ -53,7 +67,6 @@ PARTS = {
         "the rules that everybody knows do with the very same messages? (The trimmed "
         "mean of 7 less 2 x 3 values is the median.)",
         ("experiment=paper", "privacy=moderate"),
-        honest=4,
         rules=(
             "smea",
             "filter",
@@ -65,14 +78,32 @@ PARTS = {
             "geometric-median",
         ),
     ),
+    "fractions": Part(
+        "Every rule, as adversaries grow in number",
+        "The paper's task at low privacy, 200 steps, under the strongest attack that "
+        "the adversaries find for each rule; clients that are alike, and clients who "
+        "share each label by a Dirichlet distribution with alpha = 1.",
+        ("experiment=paper", "steps=200"),
+        search=("+attack.places=2",),
+        rules=EVERY,
+        attacks=("strongest",),
+        settings={
+            f"f = {f} of {n}, {words}": (
+                f"num_nodes={n}",
+                f"num_malicious_nodes={f}",
+                split,
+            )
+            for words, split in (("iid", "split=iid"), ("unlike", "split=dirichlet"))
+            for f, n in FRACTIONS
+        },
+    ),
     "heterogeneity": Part(
         "Clients that differ",
         "The paper's task at low privacy, 2 adversaries among 10 clients, each label "
         "shared out by a Dirichlet distribution: small alpha, very different clients.",
         ("experiment=heterogeneous",),
-        honest=8,
         rules=("smea", "filter"),
-        attacks=("alie", "label-flip"),
+        attacks=("alie", "label-flip", "strongest"),
         settings={f"alpha = {a}": (f"split.alpha={a}",) for a in (0.1, 1, 10)},
     ),
     "large": Part(
@@ -80,14 +111,12 @@ PARTS = {
         "The paper's task at moderate privacy, 10 adversaries among 50 clients, 100 "
         "steps. SMEA looks for the best of 10^10 subsets.",
         ("experiment=large",),
-        honest=40,
     ),
     "network": Part(
         "A network",
         "Fashion-MNIST, a convolutional network with 26,090 weights, 3 adversaries "
         "among 10 clients, 100 steps at low privacy.",
         ("experiment=fashion",),
-        honest=7,
     ),
 }
 
@@ -105,7 +134,7 @@ class Case:
     @property
     def name(self) -> str:
         """Name of the run's file, without suffix."""
-        setting = self.setting.replace(" = ", "")
+        setting = self.setting.replace(" = ", "").replace(", ", "-").replace(" ", "-")
         parts = (self.part, setting, self.method, self.attack, f"seed{self.seed}")
         return "_".join(part for part in parts if part)
 
@@ -117,9 +146,19 @@ class Case:
         if self.part == "network" and (folder := fashion_mnist()) is not None:
             chosen.append(f"data.path={folder}")
         if self.attack is None:
-            nodes = [f"num_nodes={part.honest}", "num_malicious_nodes=0"]
-            return [*chosen, "aggregation=average", "attack=none", *nodes]
-        return [*chosen, f"aggregation={self.method}", f"attack={self.attack}"]
+            return _unharmed(chosen)
+        attack = [f"attack={self.attack}", *part.search]
+        return [*chosen, f"aggregation={self.method}", *attack]
+
+
+def _unharmed(chosen: Sequence[str]) -> list[str]:
+    """Return the run of the honest clients alone, averaged."""
+    cfg = composed(shlex.join(chosen))
+    counts = ("num_nodes=", "num_malicious_nodes=")
+    kept = [override for override in chosen if not override.startswith(counts)]
+    honest = f"num_nodes={cfg.num_nodes - cfg.num_malicious_nodes}"
+    alone = [honest, "num_malicious_nodes=0", "attack=none"]
+    return [*kept, "aggregation=average", *alone]
 
 
 def cases(names: Sequence[str], seeds: Sequence[int]) -> Iterator[Case]:
@@ -132,14 +171,3 @@ def cases(names: Sequence[str], seeds: Sequence[int]) -> Iterator[Case]:
                 for attack in part.attacks:
                     for rule in part.rules:
                         yield Case(name, setting, rule, attack, seed)
-
-
-def fashion_mnist() -> Path | None:
-    """Return the folder of Fashion-MNIST's files, if there is one."""
-    folders = [Path(DEBIAN_FASHION_MNIST)]
-    if "SAFEDSHB_DATA" in os.environ:
-        folders.insert(0, Path(os.environ["SAFEDSHB_DATA"]) / "fashion-mnist")
-    for folder in folders:
-        if any(folder.glob("train-images-idx3-ubyte*")):
-            return folder.absolute()
-    return None

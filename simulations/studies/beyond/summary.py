@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from simulations.results import summary
-from simulations.results.record import RunRecord
 from simulations.results.report import epsilons, sweep_page
+from simulations.results.schema import RunRecord
 from simulations.results.summary import ATTACK_WORDS, final, losses, table
 from simulations.studies.beyond.parts import PARTS, UNHARMED, Case
 
@@ -23,6 +23,13 @@ METHOD_WORDS = {
     "geometric-median": "GeometricMedian",
     "smea": "SMEA",
     "filter": "Filter",
+    "caf": "CAF",
+    "mda": "MDA",
+    "nnm": "NNM",
+    "bucketing": "Bucketing",
+    "centred-clipping": "CentredClipping",
+    "arc": "ARC",
+    "static-clipping": "StaticClipping",
 }
 Runs = Mapping[Case, RunRecord]
 Panel = dict[str, list[RunRecord]]
@@ -61,7 +68,7 @@ def draw(runs: Runs, folder: Path) -> None:
     for name in parts_of(runs):
         found = {}
         for (setting, attack), groups in panels(runs, name).items():
-            stem = [name, setting.replace(" = ", ""), attack]
+            stem = [name, setting.replace(" = ", "").replace(", ", "-"), attack]
             panel = words(setting, attack), groups
             found["_".join(part for part in stem if part)] = panel
         summary.draw(found, name, folder)

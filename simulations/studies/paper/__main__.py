@@ -1,10 +1,11 @@
 """The paper's experiments again: ``python -m simulations.studies.paper``.
 
 Allouah et al., ICML 2023: three privacy regimes, four attacks, Safe-DSHB with SMEA and
-with Filter, and DP-DSGD without adversaries, five seeds: 135 runs. Sixty more run
-Filter with the stop that users get by default. A run that is already there, with the
-same configuration, is not run again, so a reproduction that was killed goes on where it
-was.
+with Filter, and DP-DSGD without adversaries, five seeds: 135 runs. Beyond the paper 60
+of Filter with the stop that users get by default, and 90 of all three rules under
+attacks that search for the worst, mimic-shift and strongest. A run that is already
+there, with the same configuration, is not run again, so a reproduction that was killed
+goes on where it was.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from rich.markdown import Markdown
 
 from simulations.command import complaining
 from simulations.results.publish import publish
-from simulations.results.record import RunRecord
 from simulations.results.report import sweep_page
+from simulations.results.schema import RunRecord
 from simulations.results.summary import QUANTITIES
 from simulations.results.sweep import conduct, sweep_parser
-from simulations.studies.paper import statements, summary
+from simulations.studies.paper import summary, tables
 from simulations.studies.paper.cases import REGIMES, SEEDS, Case, cases
 
 TITLE = "Safe-DSHB: the paper's experiments, reproduced"
@@ -50,8 +51,8 @@ def conclude(
 ) -> None:
     """Draw and tabulate all runs."""
     summary.draw(runs, folder / "figures")
-    statements.write(runs, folder)
-    text = statements.markdown(runs)
+    tables.write(runs, folder)
+    text = tables.markdown(runs)
     panels = dict(summary.panels(runs).values())
     (folder / "report.html").write_text(sweep_page(TITLE, panels, text))
     console.print(Markdown(text))
@@ -64,7 +65,7 @@ def conclude(
             for regime in summary.regimes(runs)
             for quantity in QUANTITIES
         }
-        publish(page, "reproduce", statements.tables(runs), figures)
+        publish(page, "reproduce", tables.tables(runs), figures)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 REGIMES = ("low", "moderate", "high")
-ATTACKS = ("alie", "foe", "sign-flip", "label-flip")
+PAPER_ATTACKS = ("alie", "foe", "sign-flip", "label-flip")
+OWN_ATTACKS = ("mimic-shift", "strongest")
+ATTACKS = PAPER_ATTACKS + OWN_ATTACKS
 # The paper's two, then what it does not have.
 PAPER_RULES = ("smea", "filter-literal")
 OWN_RULES = ("filter",)
@@ -43,11 +45,14 @@ def cases(
     regimes: Sequence[str] = REGIMES, seeds: Sequence[int] = SEEDS
 ) -> Iterator[Case]:
     """Yield all runs; the paper's come before those that it does not have."""
-    for rules in (PAPER_RULES, OWN_RULES):
-        for regime in regimes:
-            for seed in seeds:
-                if rules is PAPER_RULES:
-                    yield Case(regime, BENCHMARK, None, seed)
-                for attack in ATTACKS:
-                    for rule in rules:
-                        yield Case(regime, rule, attack, seed)
+    everywhere = [(regime, seed) for regime in regimes for seed in seeds]
+    for regime, seed in everywhere:
+        yield Case(regime, BENCHMARK, None, seed)
+        for attack in PAPER_ATTACKS:
+            for rule in PAPER_RULES:
+                yield Case(regime, rule, attack, seed)
+    for regime, seed in everywhere:
+        for attack in ATTACKS:
+            for rule in (*PAPER_RULES, *OWN_RULES):
+                if attack in OWN_ATTACKS or rule in OWN_RULES:
+                    yield Case(regime, rule, attack, seed)

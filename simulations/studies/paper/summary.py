@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from simulations.results import summary
-from simulations.results.record import RunRecord
+from simulations.results.schema import RunRecord
 from simulations.results.summary import ATTACK_WORDS, Figure, Losses
 from simulations.studies.paper.cases import ATTACKS, BENCHMARK, REGIMES, Case
 
@@ -62,7 +62,7 @@ def regimes(runs: Runs) -> list[str]:
 
 
 def table(
-    runs: Runs, measure: Callable[[Sequence[RunRecord]], Figure | Losses]
+    runs: Runs, measure: Callable[[Sequence[RunRecord]], Figure | Losses | str]
 ) -> list[dict[str, object]]:
     """Return a measure of the runs that differ in their seed, a row for each panel."""
     return [

@@ -14,7 +14,7 @@ from simulations.engines import run
 from simulations.results import loggers
 from simulations.results import record as results
 from simulations.results.loggers import CSV, TensorBoard, rows
-from simulations.results.record import RunRecord
+from simulations.results.schema import RunRecord
 
 OVERRIDES = ["steps=4", "evaluate_every=2", "data.num_examples=800"]
 
@@ -69,6 +69,63 @@ def test_without_tensorboard_the_remedy_is_named_before_the_run(
     monkeypatch.setattr(loggers, "find_spec", lambda name: None)
     with pytest.raises(SettingsError, match=r"install flwr-safedshb\[tensorboard\]"):
         check("logger=tensorboard")
+
+
+class Service:
+    """Weights & Biases and MLflow, as far as a run speaks to them."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, dict[str, float]] = {}
+        self.about: dict[str, str] = {}
+        self.id = "7"
+        self.info = self
+        self.run_id = "7"
+
+    def init(self, project: str, config: dict[str, str]) -> "Service":
+        self.about = config
+        return self
+
+    def start_run(self) -> "Service":
+        return self
+
+    def set_experiment(self, name: str) -> None:
+        assert name == "safedshb"
+
+    def log_params(self, about: dict[str, str]) -> None:
+        self.about = about
+
+    def log(self, row: dict[str, float], step: int) -> None:
+        self.rows[step] = row
+
+    log_metrics = log
+
+    def __enter__(self) -> "Service":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", [loggers.WandB, loggers.MLflow])
+def test_services_get_the_whole_run(
+    kind: type[loggers.WandB] | type[loggers.MLflow],
+    record: RunRecord,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    service = Service()
+    monkeypatch.setattr(loggers, "find_spec", lambda name: name)
+    monkeypatch.setattr(loggers, "import_module", lambda name: service)
+    assert kind()(record, tmp_path / "model.npz") == "safedshb/7"
+    assert list(service.rows) == [0, 1, 2, 3, 4]
+    assert service.rows[4]["round/replies"] == record["rounds"]["replies"][3]
+    assert "epsilon" in service.about["privacy"]
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_missing_service_is_named_before_the_run(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"install {name}, or use logger=csv"):
+        check(f"logger={name}")
 
 
 def test_an_earlier_log_is_replaced_and_others_stay(

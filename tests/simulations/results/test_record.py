@@ -9,7 +9,7 @@ from hydra.utils import instantiate
 from simulations.config import composed, resolved
 from simulations.engines import run
 from simulations.results import record
-from simulations.results.record import RunRecord
+from simulations.results.schema import RunRecord
 
 SMALL = ["steps=4", "evaluate_every=2", "data.num_examples=800", "seed=3"]
 

@@ -11,7 +11,6 @@ import pytest
 
 from simulations.engines import run
 from simulations.results import record
-from simulations.results.record import RunRecord
 from simulations.results.report import (
     grouped,
     main,
@@ -19,6 +18,7 @@ from simulations.results.report import (
     shares_left_out,
     sweep_page,
 )
+from simulations.results.schema import RunRecord
 
 SMALL = ["steps=6", "evaluate_every=2", "data.num_examples=800"]
 WIDTHS = (390, 1280)

@@ -10,28 +10,30 @@ import torch
 from rich.console import Console
 
 from simulations.config import resolved
+from simulations.data import files
+from simulations.data.files import fashion_mnist
 from simulations.experiment import federation
 from simulations.results import record, sweep
-from simulations.results.record import RunRecord
+from simulations.results.schema import RunRecord
 from simulations.results.sweep import Sweep
-from simulations.studies.beyond import parts
 from simulations.studies.beyond.__main__ import main
-from simulations.studies.beyond.parts import PARTS, UNHARMED, Case, cases, fashion_mnist
+from simulations.studies.beyond.parts import PARTS, UNHARMED, Case, cases
 from simulations.studies.beyond.summary import markdown, panels, write
 from tests import records
+from tests.configured import CONF
 
 
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Fashion-MNIST is not on this machine."""
     folder = str(tmp_path / "none")
-    monkeypatch.setattr(parts, "DEBIAN_FASHION_MNIST", folder)
+    monkeypatch.setattr(files, "DEBIAN_FASHION_MNIST", folder)
     monkeypatch.delenv("SAFEDSHB_DATA", raising=False)
 
 
 def test_every_run_is_there_once() -> None:
     everything = list(cases([*PARTS], [1, 2]))
-    assert len(everything) == len({case.name for case in everything}) == 148
+    assert len(everything) == len({case.name for case in everything}) == 536
     rules = {case.method for case in everything if case.part == "rules"}
     assert rules == {
         UNHARMED, "average", "krum", "multi-krum", "trimmed-mean", "median",
@@ -39,7 +41,12 @@ def test_every_run_is_there_once() -> None:
     }  # fmt: skip
     for part in ("rules", "large", "network"):
         attacks = {case.attack for case in everything if case.part == part}
-        assert attacks == {None, "alie", "foe", "sign-flip", "label-flip"}
+        assert attacks == {
+            None, "alie", "foe", "sign-flip", "label-flip", "mimic-shift", "strongest",
+        }  # fmt: skip
+    every = {case.method for case in everything if case.part == "fractions"}
+    known = {path.stem for path in (CONF / "aggregation").glob("*.yaml")}
+    assert every - {UNHARMED} == known - {"filter-literal"}
     alphas = {case.setting for case in everything if case.part == "heterogeneity"}
     assert alphas == {"alpha = 0.1", "alpha = 1", "alpha = 10"}
 
@@ -83,7 +90,7 @@ def test_the_table_has_a_row_for_each_panel_and_marks_what_diverges() -> None:
     text = markdown(runs)
     assert "| ALIE, alpha = 0.1 | 0.900 ± 0.000 | 0.900 ± 0.000 |" in text
     assert "| FOE |" + " 0.900 ± 0.000 |" * 3 + " 0.300 ± 0.000 ↗ |" in text
-    assert "26 runs with seeds [1, 2], 52 s in all." in text
+    assert "38 runs with seeds [1, 2], 76 s in all." in text
     assert "A network" not in text
     (first, *_) = panels(runs, "large").values()
     assert {len(some) for some in first.values()} == {2}
@@ -136,7 +143,7 @@ def test_the_command_goes_on_where_it_was(
     ran: list[Case] = []
 
     def run_here(
-        console: Console, work: Sweep[Case], workers: int, again: bool
+        console: Console, work: Sweep[Case], workers: int, again: bool, cluster: None
     ) -> bool:
         for case in work.missing()[:2]:
             run = records.as_if_of(made_up(case), work.overrides_of(case))

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from simulations.loopback import ROOT
 from simulations.results import record, sweep
-from simulations.results.record import RunRecord
+from simulations.results.schema import RunRecord
 from simulations.results.sweep import Sweep
 from simulations.studies import demo
 from simulations.studies.demo import SETTINGS, Case, by_setting, main, show, story
@@ -26,14 +26,14 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[RunRecord
     cases = tuple(Case(setting, 1) for setting in SETTINGS)
     work = Sweep(tmp_path_factory.mktemp("demo"), cases)
     for case in cases:
-        work.run(case)
+        work.keep(case, work.run(case))
     return by_setting(work.runs())
 
 
 def test_averaging_fails_and_the_robust_rules_do_not(
     groups: dict[str, list[RunRecord]],
 ) -> None:
-    last = {k: v[0]["evaluations"]["accuracy"][-1] for k, v in groups.items()}
+    last = {k: v[0]["returned"]["accuracy"] for k, v in groups.items()}
     assert last["plain averaging, attacked"] < 0.5 < demo.CHANCE
     for setting in ("no attack", "SMEA, attacked", "Filter, attacked"):
         assert last[setting] > 0.8
@@ -48,11 +48,31 @@ def test_all_settings_spend_the_same_privacy(
         for some in groups.values()
         for run in some
     }
-    assert said[0] == 91
-    assert said[1] == pytest.approx(2.97, abs=0.01)
+    assert said[0] == 40
+    assert said[1] == pytest.approx(2.99, abs=0.01)
     assert {
         str(run["data"]["test_set"]) for some in groups.values() for run in some
     } == {"held-out examples"}
+
+
+def test_every_hospital_has_its_own_noise_and_the_same_epsilon(
+    groups: dict[str, list[RunRecord]],
+) -> None:
+    nodes = groups["SMEA, attacked"][0]["by_node"]
+    assert [node["num_examples"] for node in nodes] == [40, 60, 86, 120, 150]
+    noise = [node["noise_multiplier"] for node in nodes]
+    assert noise == sorted(noise, reverse=True)
+    assert all(2.9 < node["epsilon"] <= 3.0 for node in nodes)
+
+
+def test_hospitals_answer_what_a_model_is_worth_and_liars_do_not_decide(
+    groups: dict[str, list[RunRecord]],
+) -> None:
+    for some in groups.values():
+        told, true = some[0]["answers"], some[0]["returned"]["accuracy"]
+        assert told["step"] == [100]
+        assert told["low"][0] - 0.1 <= true <= told["high"][0] + 0.1
+        assert abs(told["accuracy"][0] - true) < 0.25
 
 
 def test_chance_is_the_share_of_the_larger_class() -> None:
@@ -70,20 +90,23 @@ def test_the_table_says_what_epsilon_is_true_for(
     printed = text.getvalue()
     for setting, some in groups.items():
         line = next(x for x in printed.splitlines() if x.strip().startswith(setting))
-        assert f"{some[0]['evaluations']['accuracy'][-1]:.3f}" in line
-        assert "2.97" in line
+        assert f"{some[0]['returned']['accuracy']:.3f}" in line
+        assert f"{some[0]['answers']['accuracy'][-1]:.2f} (" in line
+        assert "2.99" in line
     for words in (
         "fixed-size",
         "replace-one",
         "PLD accountant.",
         "0.0001",
         "100 steps",
+        "not for hospitals",
     ):
         assert words in printed
     told = story(groups["SMEA, attacked"][0])
     assert told.startswith("7 hospitals")
     assert "2 hospitals are hijacked" in told
-    assert "holds 91 tumours; 113 others test" in told
+    assert "hold 40, 60, 86, 120, 150 tumours" in told
+    assert "epsilon 3" in told
 
 
 def test_the_command_runs_all_again_and_writes_a_report(
@@ -92,7 +115,11 @@ def test_the_command_runs_all_again_and_writes_a_report(
     ran: list[Case] = []
 
     def run_here(
-        console: Console, work: Sweep[Case], workers: int, again: bool
+        console: Console,
+        work: Sweep[Case],
+        workers: int,
+        again: bool,
+        cluster: str | None = None,
     ) -> bool:
         assert again
         for case in work.cases:
@@ -107,6 +134,8 @@ def test_the_command_runs_all_again_and_writes_a_report(
     page = (tmp_path / "report.html").read_text()
     assert "7 hospitals train" in page
     assert "plain averaging, attacked" in page
+    assert "What the nodes answer, privately" in page
+    assert "Each node its own noise" in page
 
 
 def living(group: int) -> list[str]:

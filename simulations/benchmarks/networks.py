@@ -1,0 +1,75 @@
+"""Models of the step's benchmark that no simulation trains."""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from flwr_safedshb.privacy.audit.zoo.borrowed import import_torchvision
+
+
+class _Block(nn.Module):
+    """A layer of a transformer, (k, positions, width), made of what Opacus knows."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self._heads = heads
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.taken, self.given = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.narrow = (
+            nn.Linear(width, 2 * width),
+            nn.Linear(2 * width, width),
+        )
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        taken = self.taken(self.before(inputs))
+        heads = taken.unflatten(2, (3, self._heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(*heads)
+        between = inputs + self.given(attended.transpose(1, 2).flatten(2))
+        hidden = functional.gelu(self.wide(self.between(between)))
+        outputs: torch.Tensor = between + self.narrow(hidden)
+        return outputs
+
+
+class Transformer(nn.Module):
+    """Two layers on sequences of vectors, whose mean tells the class."""
+
+    def __init__(self, width: int, heads: int, num_outputs: int) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(_Block(width, heads), _Block(width, heads))
+        self.head = nn.Linear(width, num_outputs)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the logits, (k, num_outputs), of (k, positions, width)."""
+        outputs: torch.Tensor = self.head(self.blocks(inputs).mean(dim=1))
+        return outputs
+
+
+def resnet18() -> nn.Module:
+    """Return torchvision's ResNet-18 with GroupNorm, for ten classes.
+
+    What it does in place is done aside: Opacus' hooks do not take it.
+    """
+    import_torchvision()
+    resnet = importlib.import_module("torchvision.models.resnet")
+
+    class Block(resnet.BasicBlock):  # type: ignore[misc, name-defined]
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            hidden = self.relu(self.bn1(self.conv1(inputs)))
+            skipped = inputs if self.downsample is None else self.downsample(inputs)
+            outputs: torch.Tensor = self.relu(self.bn2(self.conv2(hidden)) + skipped)
+            return outputs
+
+    model: nn.Module = resnet.ResNet(
+        Block,
+        [2, 2, 2, 2],
+        num_classes=10,
+        norm_layer=lambda channels: nn.GroupNorm(8, channels),
+    )
+    for module in model.modules():
+        if isinstance(module, nn.ReLU):
+            module.inplace = False
+    return model

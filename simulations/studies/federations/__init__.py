@@ -1,0 +1,1 @@
+"""What a federation needs: fewer rounds, unequal nodes, a mean of models."""

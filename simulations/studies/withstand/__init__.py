@@ -1,0 +1,1 @@
+"""Which federations withstand colluders, measured against what the plan predicts."""

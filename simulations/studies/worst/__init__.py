@@ -1,0 +1,1 @@
+"""Rules and settings against the worst of many attacks."""

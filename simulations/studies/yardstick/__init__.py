@@ -1,0 +1,1 @@
+"""A public table of private, robust training, and ours beside it."""
