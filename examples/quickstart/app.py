@@ -5,12 +5,11 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from sklearn.datasets import load_breast_cancer
 
-from flwr_safedshb.client.client import SafeDSHBClient, client_app
+from flwr_safedshb.client.app import client_app
+from flwr_safedshb.client.client import SafeDSHBClient
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SecureRandomness, SeededRandomness
 from flwr_safedshb.server.strategy import SafeDSHB
-
-loss = torch.nn.CrossEntropyLoss()
 
 
 def client_fn(context: Context) -> SafeDSHBClient:
@@ -21,7 +20,7 @@ def client_fn(context: Context) -> SafeDSHBClient:
     plan = PrivacyPlan(1.0, 1.0, batch_size=16, num_examples=len(mine[1]))
     deployed = "state-dir" in context.node_config  # else nothing keeps the budget
     noise = SecureRandomness() if deployed else SeededRandomness(0)
-    model = torch.nn.Linear(30, 2)
+    model, loss = torch.nn.Linear(30, 2), torch.nn.CrossEntropyLoss()
     return SafeDSHBClient(model, loss, mine, plan, context, randomness=noise)
 
 

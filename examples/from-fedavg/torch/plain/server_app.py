@@ -1,0 +1,21 @@
+"""An app with the structure of Flower's PyTorch quickstart: the server."""
+
+import torch
+from flwr.app import ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from task import Net
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train, and save the model."""
+    strategy = FedAvg(fraction_evaluate=1.0)
+    result = strategy.start(
+        grid=grid,
+        initial_arrays=ArrayRecord(Net().state_dict()),
+        num_rounds=context.run_config["num-server-rounds"],
+    )
+    torch.save(result.arrays.to_torch_state_dict(), context.run_config["model"])

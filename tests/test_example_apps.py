@@ -1,0 +1,109 @@
+"""Apps in their plain and their private form, and what lies between them."""
+
+import ast
+import importlib
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flwr_safedshb.privacy.audit.zoo.borrowed import import_torchvision
+from tests.example_apps import EXAMPLES, app_in, run_app
+
+PAIRS = EXAMPLES / "from-fedavg"
+
+
+def diffs() -> Any:
+    spec = importlib.util.spec_from_file_location("diffs", PAIRS / "diffs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_from_plain_to_private_takes_few_lines() -> None:
+    made = diffs()
+    for app in made.APPS:
+        assert made.changed(made.diff(app, "client")) <= 15
+        assert made.changed(made.diff(app, "server")) <= 3
+        plain, private = (
+            (PAIRS / app / form / "task.py").read_text()
+            for form in ("plain", "private")
+        )
+        assert plain == private
+
+
+def test_the_docs_show_the_diffs_as_they_are() -> None:
+    for path, text in diffs().pages():
+        assert path.read_text() == text, "run python examples/from-fedavg/diffs.py"
+
+
+def accuracy(folder: Path, model: Path) -> float:
+    """Return how good a model is on data of a node that took no part."""
+    from flwr.app import Context, RecordDict
+
+    with app_in(folder):
+        task: Any = importlib.import_module("task")
+        net = task.Net() if hasattr(task, "Net") else task.make_model()
+        net.load_state_dict(torch.load(model), strict=False)
+        node = Context(1, 1, {"partition-id": 77}, RecordDict(), {})
+        found = task.test(net, task.load_data(node)[1])
+    return float(found[1] if isinstance(found, tuple) else found)
+
+
+@pytest.mark.parametrize("form", ["plain", "private"])
+def test_the_app_of_the_quickstarts_structure_learns(form: str, tmp_path: Path) -> None:
+    folder = PAIRS / "torch" / form
+    run_app(folder, 4, model=str(tmp_path / "model.pt"))
+    assert accuracy(folder, tmp_path / "model.pt") > 0.8
+
+
+@pytest.mark.parametrize("form", ["plain", "private"])
+def test_the_app_with_lora_learns(form: str, tmp_path: Path) -> None:
+    import_torchvision()
+    folder = PAIRS / "lora" / form
+    run_app(folder, 3, model=str(tmp_path / "model.pt"))
+    assert accuracy(folder, tmp_path / "model.pt") > (0.8 if form == "plain" else 0.7)
+
+
+@pytest.mark.parametrize("form", ["plain", "private"])
+def test_the_app_of_the_older_kind_learns(
+    form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_app(PAIRS / "older" / form, 4)
+    lines = [r.getMessage() for r in caplog.records if "fit progress" in r.getMessage()]
+    found = re.search(r"'accuracy': ([0-9.]+)", lines[-1])
+    assert found is not None
+    assert float(found[1]) > 0.8
+
+
+def test_rare_labels_are_learnt(capsys: pytest.CaptureFixture[str]) -> None:
+    run_app(EXAMPLES / "tabular", 5)
+    found = ast.literal_eval(capsys.readouterr().out.strip().splitlines()[-1])
+    assert len(found) == 4
+    assert min(found.values()) > 0.7
+
+
+APPS = sorted(path.parent for path in EXAMPLES.rglob("pyproject.toml"))
+
+
+@pytest.mark.parametrize("folder", APPS, ids=lambda f: str(f.relative_to(EXAMPLES)))
+def test_flower_takes_every_app_to_publish(folder: Path) -> None:
+    """All that `flwr app publish` checks before it sends anything."""
+    from flwr.cli.config_utils import load_and_validate
+
+    publish: Any = importlib.import_module("flwr.cli.app_cmd.publish")
+
+    config, _ = load_and_validate(folder / "pyproject.toml", check_module=False)
+    publish._validate_app_name(folder.name, "directory")
+    publish._validate_app_name(config["project"]["name"], "name")
+    description = config["project"]["description"]
+    publish._validate_description(description)
+    assert len(description) <= 200
+    files = publish._collect_file_paths(folder)
+    publish._validate_files(files)
+    assert {"pyproject.toml"} < {file.name for file in files}
