@@ -7,7 +7,7 @@ FLOWER := tests/client tests/server tests/flower tests/grids tests/deployment \
 	tests/test_examples.py
 
 .PHONY: help setup peers browser lint format check test compat docs demo duel audit \
-	reproduce beyond chaos bench clean
+	reproduce beyond withstand yardstick chaos bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -77,6 +77,12 @@ reproduce: setup ## The paper's experiments: runs, panels, table
 
 beyond: setup ## Other rules, tasks and federations than the paper's
 	$(BIN)/python -m simulations.studies.beyond
+
+withstand: setup ## Which federations withstand colluders, against the plan's prediction
+	$(BIN)/python -m simulations.studies.withstand
+
+yardstick: setup ## A public table of private, robust training, and ours beside it
+	$(BIN)/python -m simulations.studies.yardstick
 
 chaos: setup ## Break a real federation in every way, and check what must hold
 	$(BIN)/python -m simulations.chaos

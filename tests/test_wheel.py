@@ -1,16 +1,12 @@
 """The wheel alone, without the repository, is enough for the drop-in example."""
 
-import os
 import subprocess
-import sys
-import sysconfig
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.environments import ROOT, built_wheel, installed, variables
 
 # The quickstart as a user runs it without Ray, away from the repository.
 DRIVER = """
@@ -29,14 +25,7 @@ assert pathlib.Path("model.pt").exists()
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
-    subprocess.run(
-        [*command, "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)],
-        check=True,
-    )
-    (path,) = folder.glob("flwr_safedshb-*.whl")
-    return path
+    return built_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.mark.process
@@ -52,25 +41,7 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel, and the dependencies that are installed here.
-
-    They are reached by a path file, and path files in a folder reached so are not read
-    again: the editable install of this repository stays out.
-    """
-    folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, symlinks=True)
-    python = folder / "bin" / "python"
-    purelib = next(folder.glob("lib/python*/site-packages"))
-    (purelib / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    command = [sys.executable, "-m", "pip", "--python", str(python), "install"]
-    command += ["--quiet", "--no-deps", "--no-index", "--ignore-installed"]
-    subprocess.run([*command, str(wheel)], check=True)
-    return python
-
-
-def environment() -> dict[str, str]:
-    hidden = ("PYTHONPATH", "VIRTUAL_ENV")
-    return {k: v for k, v in os.environ.items() if k not in hidden}
+    return installed(tmp_path_factory.mktemp("environment"), wheel)
 
 
 @pytest.mark.process
@@ -81,7 +52,7 @@ def test_the_drop_in_example_runs_on_the_wheel(python: Path, tmp_path: Path) -> 
     ran = subprocess.run(
         [str(python), "driver.py"],
         cwd=tmp_path,
-        env=environment(),
+        env=variables(),
         capture_output=True,
         text=True,
         check=False,
@@ -99,7 +70,7 @@ def test_the_command_is_installed_and_every_command_answers(
         return subprocess.run(
             command,
             cwd=tmp_path,
-            env=environment(),
+            env=variables(),
             capture_output=True,
             text=True,
             check=False,
