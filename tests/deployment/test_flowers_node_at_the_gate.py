@@ -14,6 +14,8 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supernode.fleet_http_connection import http_request_response
 from google.protobuf.message import Message as Proto
 
+from flwr_safedshb.deployment.gate.call import Call
+from flwr_safedshb.deployment.gate.wire import Answer
 from flwr_safedshb.flower import fleet
 from flwr_safedshb.flower.compat import identify
 from flwr_safedshb.flower.speaker import Key, pem
@@ -65,13 +67,20 @@ def served(place: Place, key: Key, trusted: bytes) -> Message:
         return answer
 
 
-def test_it_takes_a_message_and_its_reply_arrives_whole(tmp_path: Path) -> None:
-    key, superlink = ec.generate_private_key(ec.SECP384R1()), Beating()
+def asking(key: Key) -> Beating:
+    """Return a SuperLink with a message for the node that has this key."""
+    superlink = Beating()
     superlink.nodes[pem(key)] = ME
     identify(RUN)
     message = Message(content(0), ME, "train", ttl=60.0)
     message.metadata.__dict__["_message_id"] = message.object_id
     superlink.waiting[ME] = [message]
+    return superlink
+
+
+def test_it_takes_a_message_and_its_reply_arrives_whole(tmp_path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP384R1())
+    superlink = asking(key)
 
     async def visit(place: Place) -> None:
         trusted = (tmp_path / "gate.crt").read_bytes()
@@ -84,3 +93,35 @@ def test_it_takes_a_message_and_its_reply_arrives_whole(tmp_path: Path) -> None:
     assert superlink.names().count("confirm-message-received") == 1
     (pushed,) = [r for n, r, _ in superlink.calls if n == "push-messages"]
     assert pushed.clientapp_runtime_list[0] <= 0.25
+
+
+def test_no_reply_is_lost_with_a_connection(tmp_path: Path) -> None:
+    """What a node has paid for arrives, whenever the gate hangs up on it."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    superlink = asking(key)
+    hung_up: set[tuple[str, str]] = set()
+
+    async def visit(place: Place) -> None:
+        answered = place.gate.answer
+
+        async def hang_up(call: Call) -> Answer:
+            name = call.path.rpartition("/")[2]
+            # A message that was given out to nobody is gone; it has cost nothing.
+            late = name not in ("pull-messages", "send-node-heartbeat")
+            for when in ("before", "after") if late else ("before",):
+                answer = await answered(call) if when == "after" else None
+                if (name, when) not in hung_up:
+                    hung_up.add((name, when))
+                    raise EOFError
+            return answer or await answered(call)
+
+        place.gate.door._handler = hang_up
+        trusted = (tmp_path / "gate.crt").read_bytes()
+        answer = await asyncio.to_thread(served, place, key, trusted)
+        for name, part in get_all_nested_objects(answer).items():
+            assert superlink.objects[name] == part.deflate()
+
+    visited(tmp_path, visit, superlink=superlink)
+    calls = ("pull-object", "confirm-message-received", "push-messages", "push-object")
+    assert {(name, when) for name in calls for when in ("before", "after")} <= hung_up
+    assert superlink.names().count("push-messages") == 1

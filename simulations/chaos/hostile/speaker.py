@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import time
 from pathlib import Path
 
 import httpx
@@ -23,6 +24,8 @@ from flwr_safedshb.flower.speaker import (
 )
 
 HEARTBEAT_SECONDS = 30.0
+# How long, and how soon, a call is made again whose connection was closed.
+_TRIED_SECONDS, _PAUSE_SECONDS = 30.0, 0.2
 
 
 class Speaker:
@@ -74,12 +77,24 @@ class Speaker:
     def call(
         self, name: str, request: Proto, link: httpx.Client | None = None
     ) -> httpx.Response:
-        """Make a call, and return whatever comes back."""
-        return (link or self.link).post(
-            f"/v1/fleet/{name}",
-            content=request.SerializeToString(),
-            headers=signed(self.key),
-        )
+        """Make a call, and return whatever comes back.
+
+        A server may close a connection that is kept for the next call, also at the
+        moment when that call is on its way: over the node's own connection it is made
+        again, as Flower's SuperNode does. Others are for attacks, which are cut off.
+        """
+        until = time.monotonic() + (_TRIED_SECONDS if link is None else 0.0)
+        while True:
+            try:
+                return (link or self.link).post(
+                    f"/v1/fleet/{name}",
+                    content=request.SerializeToString(),
+                    headers=signed(self.key),
+                )
+            except (httpx.NetworkError, httpx.RemoteProtocolError):
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
 
     def activate(self) -> None:
         """Be a node that is there."""

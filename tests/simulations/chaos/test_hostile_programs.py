@@ -13,7 +13,9 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives import serialization
 
+from flwr_safedshb.deployment.gate.call import Call
 from flwr_safedshb.deployment.gate.limits import Limits
+from flwr_safedshb.deployment.gate.wire import Answer
 from flwr_safedshb.flower import fleet
 from flwr_safedshb.flower.speaker import Key, load_key, pem
 from flwr_safedshb.flower.tasks import SuperNode, acquire
@@ -98,6 +100,29 @@ def _new_key() -> Key:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     return ec.generate_private_key(ec.SECP384R1())
+
+
+def test_an_insider_calls_again_over_a_new_connection(tmp_path: Path) -> None:
+    """The gate closes the oldest connection of a node with too many of them."""
+
+    async def visit(place: Place) -> None:
+        key = key_file(tmp_path / "key", _new_key())
+        place.superlink.nodes[pem(load_key(key.read_bytes()))] = ME
+        address = f"127.0.0.1:{place.port}"
+        node = Speaker(address, tmp_path / "gate.crt", key, ME)
+        await asyncio.to_thread(node.activate)
+        answered, cut = place.gate.answer, iter((True, True, False))
+
+        async def hang_up(call: Call) -> Answer:
+            if next(cut):
+                raise EOFError
+            return await answered(call)
+
+        place.gate.door._handler = hang_up
+        assert (await asyncio.to_thread(node.beat)).status_code == 200
+
+    names = visited(tmp_path, visit).names()
+    assert names == ["activate-node", "send-node-heartbeat"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
