@@ -55,10 +55,7 @@ def conclude(page: Path | None, console: Console, runs: Runs) -> None:
 def markdown(runs: Runs) -> str:
     """Return a table for each part that there are runs of."""
     names = [name for name in PARTS if any(case.part == name for case in runs)]
-    seeds = len({case.seed for case in runs})
-    head = "Test accuracy, one seed."
-    if seeds > 1:
-        head = f"Test accuracy, mean ± standard deviation over {seeds} seeds."
+    head = "Test accuracy; where there are several seeds, mean ± standard deviation."
     return "\n\n".join([head, *(_section(name, runs) for name in names)])
 
 
@@ -72,8 +69,10 @@ def _section(name: str, runs: Runs) -> str:
             columns[f"{column}, mean"] = column, _returned
         else:
             columns[column] = column, _returned
+    seeds = len({case.seed for case in mine})
+    over = "One seed." if seeds == 1 else f"{seeds} seeds."
     lines = [
-        f"### {part.title}\n\n{part.question}\n",
+        f"### {part.title}\n\n{part.question} {over}\n",
         f"| setting | epsilon | attack | {' | '.join(columns)} |",
         f"|---|---|---|{'---|' * len(columns)}",
     ]

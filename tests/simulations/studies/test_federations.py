@@ -43,7 +43,7 @@ def test_the_tables_have_every_figure() -> None:
         for case in cases([*PARTS], [1, 2])
     }
     text = markdown(runs)
-    assert "over 2 seeds" in text
+    assert "2 seeds." in text
     assert text.count("0.650 ± 0.071") == 4 * 9 + 4 * 12 + 4 * 6
     assert "smea, last | smea, mean" in text
 
