@@ -29,7 +29,7 @@ from flwr_safedshb.deployment.report import Report
 from flwr_safedshb.deployment.voice import Voice
 from flwr_safedshb.deployment.workers import Nursery
 
-# Flower refuses a node for up to a minute after a kill, while it believes it connected.
+# A SuperLink without a gate refuses a node for up to a minute after a kill.
 _RESTART_SECONDS = 5.0
 _STOP_SECONDS = 10.0
 

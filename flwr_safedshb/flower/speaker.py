@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Message
+from flwr.app import Error, Message
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.node_pb2 import Node as NodeProto
@@ -22,9 +22,19 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 
 from flwr_safedshb.flower import fleet
+from flwr_safedshb.flower.compat import ErrorCode, identify
 from flwr_safedshb.flower.fleet import message_pb2
 
-__all__ = ["NodeProto", "Packed", "load_key", "packed", "pem", "received", "signed"]
+__all__ = [
+    "NodeProto",
+    "Packed",
+    "given_up",
+    "load_key",
+    "packed",
+    "pem",
+    "received",
+    "signed",
+]
 
 Key = ec.EllipticCurvePrivateKey
 
@@ -75,6 +85,15 @@ def packed(message: Message, **changes: object) -> Packed:
     tree = get_object_tree(message)
     bare = remove_content_from_message(message) if message.has_content() else message
     return Packed(message_to_proto(bare), tree, objects)
+
+
+def given_up(asked: message_pb2.Metadata, reason: str) -> Packed:
+    """Return an error in answer to a message, in the name of the node it was for."""
+    proto = message_pb2.Message(metadata=asked)
+    proto.content.SetInParent()  # Flower knows no message with nothing in it
+    identify(asked.run_id)
+    error = Error(ErrorCode.CLIENT_APP_CRASHED, reason)
+    return packed(Message(error, reply_to=received(proto)))
 
 
 def received(proto: message_pb2.Message) -> Message:

@@ -24,11 +24,12 @@ from simulations.chaos.trace import Received
 from simulations.chaos.trial import Trial
 
 HONEST = [node for node in range(NODES) if node != HOSTILE]
-# All that a node may say of an error: its own fixed words, and Flower's.
+# All that is said of an error: fixed words of nodes, of the gate, and of Flower.
 _REASONS = (
     r"<class 'flwr_safedshb\.client\.node\.RefusedError'>:<'"
     r"the privacy ledger of this node cannot be used'>",
     r"Error: Node Unavailable .*",
+    r"the node was started again, and its message is lost",
 )
 # What only a node's own log may say: where its ledger is, and what is wrong with it.
 _CANARIES = (LEDGER_NAME, "disk is full", "a charge was changed")

@@ -59,7 +59,8 @@ class Fault:
 
 
 _NO_REPLY = r"No reply from (\d+, )*{node}\b"
-_LOST = rf"{_NO_REPLY}|Node {{node}} is excluded: .*Node Unavailable"
+# Which of the two depends on what is first: that it is back, or a minute.
+_LOST = r"Node {node} is excluded: .*(the node was started again|Node Unavailable)"
 _REFUSED = r"Node {node} .*the privacy ledger of this node cannot be used"
 
 FAULTS = (

@@ -114,8 +114,9 @@ class Trial:
     ) -> None:
         """Start nodes, and wait until they have joined.
 
-        The SuperLink takes a killed SuperNode for alive until two heartbeats are
-        missing, and lets no other in under its name meanwhile; a node tries again.
+        The gate lets a killed node in again at once. A gate that was killed as well
+        knows nothing of it, and leaves it to the SuperLink, which waits for two
+        heartbeats; a node tries again.
         """
         joined = {node: self._times_joined(node) for node in nodes}
         for node in nodes:

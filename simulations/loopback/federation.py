@@ -230,7 +230,7 @@ class Deployment(Runs):
     def restart_node(self, index: int) -> None:
         """Start a killed node again, and wait until it has joined.
 
-        Flower refuses a node whose key it believes to be connected, which it does for
+        Without a gate Flower refuses a node whose key it believes to be connected, for
         up to a minute after a kill; the node tries again meanwhile.
         """
         name = f"node-{index}"

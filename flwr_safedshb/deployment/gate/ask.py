@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import Protocol, cast
 
 from google.protobuf.message import Message
@@ -20,9 +21,11 @@ from flwr_safedshb.flower.fleet import (
     heartbeat_pb2,
     message_pb2,
 )
+from flwr_safedshb.flower.speaker import NodeProto, given_up
 
 # Times that a SuperLink may fail over one reply.
 _MAX_TRIES = 4
+_LOST = "the node was started again, and its message is lost"
 
 
 class Node:
@@ -72,6 +75,9 @@ class Inside(Protocol):
     def announce_work(self) -> None:
         """Wake those who wait for work."""
 
+    def is_alone(self, call: Call) -> bool:
+        """Say whether a call comes over the only connection of its node."""
+
 
 class Ask:
     """One call of one node."""
@@ -86,7 +92,7 @@ class Ask:
             case fleet_pb2.PullMessagesRequest():
                 return await self._pull(request)
             case fleet_pb2.PushMessagesRequest():
-                return _written(desk.stage(request))
+                return _written(desk.stage(request).answer())
             case message_pb2.PushObjectRequest():
                 return await self._push(request)
             case message_pb2.PullObjectRequest():
@@ -97,13 +103,10 @@ class Ask:
                 if not asked.received:
                     raise RefusedError(400, "a message that has not come yet")
                 request.run_id = asked.metadata.run_id
-            case (
-                fleet_pb2.ActivateNodeRequest()
-                | heartbeat_pb2.SendNodeHeartbeatRequest()
-            ):
-                # Who leaves without a word is waited for twice as long.
-                interval = min(request.heartbeat_interval, fleet.HEARTBEAT_SECONDS)
-                request.heartbeat_interval = interval
+            case fleet_pb2.ActivateNodeRequest():
+                return await self._activate(request)
+            case heartbeat_pb2.SendNodeHeartbeatRequest():
+                request.heartbeat_interval = _patience(request.heartbeat_interval)
             case fab_pb2.GetFabRequest():
                 # The SuperLink writes it into its log as it is.
                 if not fleet.is_object_id(request.hash_str):
@@ -112,6 +115,41 @@ class Ask:
 
     async def _through(self, name: str, request: Message) -> Answer:
         return await self._inside.pass_on(self._node, self._call, name, request)
+
+    async def _activate(self, request: fleet_pb2.ActivateNodeRequest) -> Answer:
+        """Let a node in, at once also after it was killed.
+
+        Flower takes who was killed for connected until two heartbeats are missing, and
+        lets nobody else in under that key. Whose connections are gone is not connected.
+        And a SuperNode that starts knows nothing of what the one before was given: that
+        is answered for it, or the server would wait until the round is over.
+        """
+        request.heartbeat_interval = _patience(request.heartbeat_interval)
+        answer = await self._through("activate-node", request)
+        if self._node.number is None:
+            return answer
+        if answer.status >= 400 and self._inside.is_alone(self._call):
+            leave = fleet_pb2.DeactivateNodeRequest(node_id=self._node.number)
+            await self._through("deactivate-node", leave)
+            answer = await self._through("activate-node", request)
+        if answer.status < 400:
+            for asked in self._node.desk.unanswered():
+                # The server may not wait for it any more.
+                with suppress(RefusedError):
+                    await self._give_up(asked)
+        return answer
+
+    async def _give_up(self, asked: message_pb2.Metadata) -> None:
+        error = given_up(asked, _LOST)
+        request = fleet_pb2.PushMessagesRequest(
+            node=NodeProto(node_id=asked.dst_node_id),
+            messages_list=[error.message],
+            message_object_trees=[error.tree],
+        )
+        staged = self._node.desk.stage(request)
+        for name, content in error.objects.items():
+            staged.put(name, content)
+        await self._deliver(staged)
 
     async def _pull(self, request: fleet_pb2.PullMessagesRequest) -> Answer:
         until = time.monotonic() + self._inside.limits.hold_seconds
@@ -176,6 +214,11 @@ class Ask:
             staged.end()
         status = 503 if again else answer.status
         raise RefusedError(status, "a reply that the SuperLink refused")
+
+
+def _patience(interval: float) -> float:
+    # Who leaves without a word is waited for twice as long.
+    return min(interval, fleet.HEARTBEAT_SECONDS)
 
 
 def _written(message: Message) -> Answer:

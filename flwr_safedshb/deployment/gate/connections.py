@@ -146,6 +146,10 @@ class Door:
         mine.pop(connection, None)
         mine[connection] = None  # the last to be closed
 
+    def is_alone(self, connection: Connection) -> bool:
+        """Say whether a node has no other connection."""
+        return {*self._owned.get(connection.owner or "", ())} <= {connection}
+
     async def _run(self, connection: Connection, accepted: socket.socket) -> None:
         writer: asyncio.StreamWriter | None = None
         try:

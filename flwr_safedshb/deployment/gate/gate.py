@@ -229,6 +229,10 @@ class Gate:
         finally:
             self._waiting -= 1
 
+    def is_alone(self, call: Call) -> bool:
+        """Say whether a call comes over the only connection of its node."""
+        return self.door.is_alone(call.connection)
+
     def announce_work(self) -> None:
         """Wake those who wait for work."""
         self._work.set()

@@ -89,6 +89,15 @@ class Staged:
     tries: int = 0
     over: bool = False
 
+    def answer(self) -> fleet_pb2.PushMessagesResponse:
+        """Return what its node is told: which objects to push."""
+        return fleet_pb2.PushMessagesResponse(
+            reconnect=fleet_pb2.Reconnect(reconnect=5),
+            results={self.request.messages_list[0].metadata.message_id: 0},
+            objects_to_push=list(self.children),
+            session_id=self.session,
+        )
+
     @property
     def complete(self) -> bool:
         """Whether no object is missing."""
@@ -164,9 +173,11 @@ class Desk:
                 return asked
         raise RefusedError(404, "an object of no message that this node was given")
 
-    def stage(
-        self, request: fleet_pb2.PushMessagesRequest
-    ) -> fleet_pb2.PushMessagesResponse:
+    def unanswered(self) -> list[message_pb2.Metadata]:
+        """Return the messages that the node was given and has not answered."""
+        return [each.metadata for each in self._asked.values() if not each.answered]
+
+    def stage(self, request: fleet_pb2.PushMessagesRequest) -> Staged:
         """Begin a reply in place of one that was not completed."""
         asked = self._checked(request)
         if self._staged is not None:
@@ -182,12 +193,7 @@ class Desk:
         )
         children = self._children(request.message_object_trees[0], most.objects)
         self._staged = Staged(secrets.token_hex(16), asked, request, children, most)
-        return fleet_pb2.PushMessagesResponse(
-            reconnect=fleet_pb2.Reconnect(reconnect=5),
-            results={request.messages_list[0].metadata.message_id: 0},
-            objects_to_push=list(children),
-            session_id=self._staged.session,
-        )
+        return self._staged
 
     def staged(self, request: message_pb2.PushObjectRequest) -> Staged:
         """Return the reply that an object belongs to."""
