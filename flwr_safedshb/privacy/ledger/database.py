@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import sqlite3
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
 APPLICATION_ID = 0x53444842  # "SDHB"
 VERSION = 1
+_WAIT_SECONDS = 120.0
 _SCHEMA = """
 CREATE TABLE ledger (
     id INTEGER PRIMARY KEY CHECK (id = 1),
@@ -139,3 +142,30 @@ def explained(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> LedgerEr
         return LedgerCorrupted(refusal(path, str(error)))
     remedy = _REMEDIES.get(name, "release nothing")
     return LedgerError(f"the ledger {path} cannot be used ({error}): {remedy}")
+
+
+def begin(connection: sqlite3.Connection, path: Path) -> None:
+    """Wait until this process is the only one that may read and write the file."""
+    deadline = time.monotonic() + _WAIT_SECONDS
+    # SQLite's own waiting slows down to ten looks a second, and so hardly ever finds
+    # the gap between two charges of a busy process.
+    connection.execute("PRAGMA busy_timeout = 0")
+    while True:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            break
+        except sqlite3.OperationalError as error:
+            busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            if not busy or time.monotonic() > deadline:
+                raise
+        time.sleep(random.uniform(0.0005, 0.0015))
+    # What is left to wait for is others who are just looking.
+    connection.execute(f"PRAGMA busy_timeout = {_WAIT_SECONDS * 1000:.0f}")
+    for pragma, mine in (
+        ("application_id", APPLICATION_ID),
+        ("user_version", VERSION),
+        ("journal_mode", "delete"),
+    ):
+        (found,) = connection.execute(f"PRAGMA {pragma}").fetchone()
+        if found != mine:
+            raise LedgerCorrupted(refusal(path, f"its {pragma} is {found}, not {mine}"))

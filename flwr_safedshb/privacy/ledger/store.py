@@ -11,10 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import sqlite3
 import threading
-import time as clock
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -25,10 +23,9 @@ from typing import TypeVar
 
 from flwr_safedshb.privacy.accounting.limits import checked_steps
 from flwr_safedshb.privacy.ledger.database import (
-    APPLICATION_ID,
-    VERSION,
     LedgerCorrupted,
     LedgerError,
+    begin,
     connect,
     explained,
     refusal,
@@ -37,7 +34,6 @@ from flwr_safedshb.privacy.plan import PrivacyPlan
 
 _First = TypeVar("_First")
 _Second = TypeVar("_Second")
-_WAIT_SECONDS = 120.0
 # Connections of a parent process: using or closing them in a child would break locks.
 _inherited: list[sqlite3.Connection] = []
 
@@ -84,6 +80,7 @@ class Store:
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._inode: int | None = None
+        self._written, self._disturbed = (0, 0), True
         self._appended: tuple[PrivacyPlan, int, bytes] | None = None
         with self.transaction() as connection:
             (answer,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
@@ -103,11 +100,15 @@ class Store:
         with self._lock:
             self._appended = None
             try:
+                if self._written != self._state():  # by somebody else
+                    self._disturbed = True
+                    self.close()  # it may remember pages as they were
                 connection = self._open()
-                _begin(connection, self.path)
+                begin(connection, self.path)
                 self._check_identity()
                 yield connection
                 connection.execute("COMMIT")
+                self._written = self._state()
             except BaseException as error:
                 self.close()
                 if isinstance(error, sqlite3.Error | UnicodeDecodeError):
@@ -117,9 +118,14 @@ class Store:
                 self._read.add(*self._appended)
 
     def totals(self, connection: sqlite3.Connection) -> Totals:
-        """Return the steps charged under each plan; verify rows not seen before."""
+        """Return the steps charged under each plan; verify rows not seen before.
+
+        If anybody else has written to the file, all of them: it may be damaged.
+        """
         # Rows once seen must stay, so this object also notices a file rolled back.
-        read = self._read
+        known = read = self._read
+        if self._disturbed:
+            read = _Read(0, genesis(self.max_epsilon, self.delta))
         rows = connection.execute(
             "SELECT c.id, time, run, p.plan, steps, hash FROM charges c "
             "LEFT JOIN plans p ON p.id = c.plan WHERE c.id > ? ORDER BY c.id",
@@ -134,8 +140,12 @@ class Store:
                 raise LedgerCorrupted(refusal(self.path, "a charge was changed"))
             plan = self._plan(number, text, steps)
             read.add(plan, steps, digest)
-        if (read.count, read.head) != self._newest(connection):
+            if read.count == known.count and read.head != known.head:
+                raise LedgerCorrupted(refusal(self.path, "a charge was changed"))
+        newest = (read.count, read.head) == self._newest(connection)
+        if not newest or read.count < known.count:
             raise LedgerCorrupted(refusal(self.path, "a charge is missing"))
+        self._read, self._disturbed = read, False
         return read.totals
 
     def _plan(self, number: int, text: str, steps: int) -> PrivacyPlan:
@@ -237,6 +247,11 @@ class Store:
                     return first, second
         raise LedgerCorrupted(refusal(self.path, "its limits are damaged"))
 
+    def _state(self) -> tuple[int, int]:
+        """Return what changes whenever somebody writes to the file."""
+        found = self.path.stat() if self.path.exists() else None
+        return (found.st_mtime_ns, found.st_size) if found else (0, 0)
+
     def _check_identity(self) -> None:
         # Charges written to a file that was removed or replaced would be lost.
         if not self.path.exists() or self.path.stat().st_ino != self._inode:
@@ -244,33 +259,6 @@ class Store:
                 f"the ledger {self.path} was removed or replaced while in use; put it "
                 "back, or start again if the change was meant"
             )
-
-
-def _begin(connection: sqlite3.Connection, path: Path) -> None:
-    """Wait until this process is the only one that may read and write the file."""
-    deadline = clock.monotonic() + _WAIT_SECONDS
-    # SQLite's own waiting slows down to ten looks a second, and so hardly ever finds
-    # the gap between two charges of a busy process.
-    connection.execute("PRAGMA busy_timeout = 0")
-    while True:
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            break
-        except sqlite3.OperationalError as error:
-            busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
-            if not busy or clock.monotonic() > deadline:
-                raise
-        clock.sleep(random.uniform(0.0005, 0.0015))
-    # What is left to wait for is others who are just looking.
-    connection.execute(f"PRAGMA busy_timeout = {_WAIT_SECONDS * 1000:.0f}")
-    for pragma, mine in (
-        ("application_id", APPLICATION_ID),
-        ("user_version", VERSION),
-        ("journal_mode", "delete"),
-    ):
-        (found,) = connection.execute(f"PRAGMA {pragma}").fetchone()
-        if found != mine:
-            raise LedgerCorrupted(refusal(path, f"its {pragma} is {found}, not {mine}"))
 
 
 # A ledger has many charges of few plans.

@@ -511,6 +511,30 @@ def test_tampering_is_refused(path: Path, spent: Ledger, tampering: str) -> None
         Ledger(path)
 
 
+def test_charges_that_are_changed_in_use_are_noticed(path: Path) -> None:
+    """A process that lives long has read them once, and the copy to restore ages."""
+    ledger = Ledger(path, 5.0, DELTA)
+    for _ in range(3):
+        ledger.charge(CHEAP, run="session")
+    intact = path.read_bytes()
+    path.write_bytes(intact.replace(b"session", b"noisses"))
+    for _ in range(2):
+        with pytest.raises(LedgerCorrupted, match="a charge was changed"):
+            ledger.charge(CHEAP, run="session")
+    path.write_bytes(intact)
+    ledger.charge(CHEAP, run="session")
+    assert len(ledger.charges()) == 4
+
+
+def test_a_look_at_something_else_does_not_hide_a_change(path: Path) -> None:
+    ledger = Ledger(path, 5.0, DELTA)
+    ledger.charge(CHEAP, run="session")
+    path.write_bytes(path.read_bytes().replace(b"session", b"noisses"))
+    assert ledger.load_state("other") is None
+    with pytest.raises(LedgerCorrupted, match="a charge was changed"):
+        ledger.charge(CHEAP, run="session")
+
+
 def test_file_removed_replaced_or_rolled_back_in_use_is_noticed(path: Path) -> None:
     old = path.with_name("old.sqlite")
     ledger = Ledger(path, 5.0, DELTA)
