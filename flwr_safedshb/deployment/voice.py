@@ -8,6 +8,7 @@ words change one day, messages are found by asking, two seconds later.
 from __future__ import annotations
 
 import os
+import re
 import select
 import sys
 import time
@@ -19,6 +20,15 @@ _RECEIVED = b"Received successfully"
 _SOON, _LATER = 0.02, 2.0
 # How long a message that was spoken of is looked for.
 _HOPE_SECONDS = 2.0
+# What a terminal would obey, but for colours and ends of lines: Flower logs names that
+# a server has chosen as they are. Also in the two bytes that UTF-8 has for it.
+_OBEYED = re.compile(
+    rb"\x1b(?!\[[0-9;]{0,9}m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]|\xc2[\x80-\x9f]"
+)
+
+
+def _escaped(found: re.Match[bytes]) -> bytes:
+    return b"".join(b"\\x%02x" % byte for byte in found[0])
 
 
 class Voice:
@@ -44,7 +54,7 @@ class Voice:
         """Take in what was said, and pass it on."""
         words = os.read(self.fileno(), 2**16)
         self.over = not words
-        sys.stderr.buffer.write(words)
+        sys.stderr.buffer.write(_OBEYED.sub(_escaped, words))
         sys.stderr.flush()
         heard = self._heard + words
         if _RECEIVED in heard:

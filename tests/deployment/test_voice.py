@@ -64,3 +64,25 @@ def test_a_message_that_never_comes_is_not_asked_for_for_ever(said: Said) -> Non
     said.now += 3
     said.voice.asked(found=False)
     assert said.voice.pause() == voices._LATER
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (b"\x1b[92mINFO \x1b[0m:\t[RUN 1]\n", b"\x1b[92mINFO \x1b[0m:\t[RUN 1]\n"),
+        ("épsilon\n".encode(), "épsilon\n".encode()),
+        (b"\x1b[2J\x1b]0;title\x07\rover", rb"\x1b[2J\x1b]0;title\x07\x0dover"),
+        ("\x9b2J".encode(), rb"\xc2\x9b2J"),
+        (b"\x1b[999999999999m\x1b", rb"\x1b[999999999999m\x1b"),
+    ],
+)
+def test_names_that_a_server_chooses_move_no_cursor(
+    said: bytes, shown: bytes, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    read, write = os.pipe()
+    with os.fdopen(read, "rb", buffering=0) as stream, os.fdopen(write, "wb") as other:
+        voice = Voice(stream)
+        other.write(said)
+        other.flush()
+        voice.hear()
+    assert capfdbinary.readouterr().err == shown
