@@ -21,13 +21,22 @@ class RefusedError(Exception):
 
 @dataclass(eq=False)
 class Connection:
-    """One connection; `owner` is the node it belongs to once that is known."""
+    """One connection.
+
+    Attributes
+    ----------
+    owner : str, optional
+        The node it belongs to, once that is known.
+    shaken : bool
+        Whether TLS has shaken hands.
+    """
 
     address: str
     socket: socket.socket
     task: asyncio.Task[None] | None = None
     owner: str | None = None
     calls: int = 0
+    shaken: bool = False
 
 
 @dataclass(eq=False)

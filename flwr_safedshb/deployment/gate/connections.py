@@ -39,7 +39,8 @@ _COLLECTED = 64
 _AT_ONCE = 16
 # Addresses that are known for their nodes.
 _MAX_HOMES = 4096
-_RESET = struct.pack("ii", 1, 0)
+# How a connection ends that is closed.
+_RESET, _ORDERLY = struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)
 
 Handler = Callable[[Call], Awaitable[Answer]]
 
@@ -81,13 +82,14 @@ class Door:
                     connection.task.cancel()
 
     def _begin(self, accepted: socket.socket, address: str) -> None:
+        # Flower takes one that ends in a handshake for an error that does not pass, and
+        # gives up what it was about to send; one that is reset it makes again.
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         # Nodes that come back are not kept waiting by strangers elsewhere.
         at_home = address in self._homes
         admitted = self._by_address.admits(address)
         if not (admitted and (at_home or self._arrivals.admits(""))):
             self.refusals["connections that came too fast"] += 1
-            # Reset: to end in a handshake is taken for an error that does not pass.
-            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             accepted.close()
             return
         held = Counter(connection.address for connection in self._unknown)
@@ -118,8 +120,9 @@ class Door:
         self.refusals["connections closed for newer ones"] += 1
         # Hung up on and not cancelled: in the midst of a handshake asyncio would go on
         # with the number of a file that is another connection's by then.
+        how = socket.SHUT_RDWR if connection.shaken else socket.SHUT_RD
         with suppress(OSError):
-            connection.socket.shutdown(socket.SHUT_RDWR)
+            connection.socket.shutdown(how)
 
     def _forget(self, connection: Connection) -> None:
         self._unknown.pop(connection, None)
@@ -167,6 +170,8 @@ class Door:
                 ssl_shutdown_timeout=1.0,
             )
             writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ORDERLY)
+            connection.shaken = True
             self.advanced(connection)
             await self._talk(connection, reader, writer)
         except (OSError, EOFError, ssl.SSLError, TimeoutError, h11.ProtocolError):
