@@ -21,10 +21,11 @@ class Limits:
     Attributes
     ----------
     body_bytes : int
-        The largest body of a registered node's call: Flower sends arrays in pieces of
-        5 MiB.
+        The largest body with which a registered node pushes an object: Flower sends
+        arrays in pieces of 5 MiB.
     unknown_body_bytes : int
-        The largest body of a call whose key the SuperLink has not accepted yet.
+        The largest body of a call whose key the SuperLink has not accepted yet, and of
+        one that brings no object, beside the names of what it answers with.
     node_buffered_bytes : int
         Bodies and answers of one node on their way; beyond a few they are in files.
     large_calls : int

@@ -28,6 +28,8 @@ from flwr_safedshb.flower.fleet import fleet_pb2, message_pb2
 
 # Messages that a node may have open; Flower's SuperNode has one.
 _MAX_OPEN = 16
+# Bytes that name an object in a tree: its hash, and where it begins and ends.
+_NAME_BYTES = 96
 
 
 @dataclass(eq=False)
@@ -184,16 +186,25 @@ class Desk:
             if self._staged.delivery.locked():
                 raise RefusedError(503, "a reply while another is passed on")
             self._staged.spool.close()
+        most = self._most(asked)
+        children = self._children(request.message_object_trees[0], most.objects)
+        self._staged = Staged(secrets.token_hex(16), asked, request, children, most)
+        return self._staged
+
+    def _most(self, asked: Asked) -> Sizes:
+        """Return how large a reply may be."""
         asking, more = asked.sizes(), self._limits.reply_bytes
         objects = max(asking.objects, len(asked.objects))
-        most = Sizes(
+        return Sizes(
             2 * asking.arrays + more,
             2 * asking.words + more,
             2 * objects + self._limits.tree_objects,
         )
-        children = self._children(request.message_object_trees[0], most.objects)
-        self._staged = Staged(secrets.token_hex(16), asked, request, children, most)
-        return self._staged
+
+    def tree_bytes(self) -> int:
+        """Return how many bytes the tree of a reply may take."""
+        objects = (self._most(asked).objects for asked in self._asked.values())
+        return _NAME_BYTES * max(objects, default=0)
 
     def staged(self, request: message_pb2.PushObjectRequest) -> Staged:
         """Return the reply that an object belongs to."""
