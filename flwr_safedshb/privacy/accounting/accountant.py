@@ -174,7 +174,8 @@ def _guess(
     if at_low == 0 or limit == math.inf:
         guess = 2.0 * low + 1.0
     elif at_high == math.inf:
-        guess = low * (limit / at_low) ** 2 + 1.0  # the cost grows like a root at least
+        # The cost grows like a root at least, if not other charges are most of it.
+        guess = low * max((limit / at_low) ** 2, 2.0 if attempt > 1 else 1.0) + 1.0
     elif attempt % 3 == 2:
         guess = 0.5 * (low + high)
     else:

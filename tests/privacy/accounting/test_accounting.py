@@ -331,6 +331,22 @@ def test_max_steps_is_exact(
     assert epsilon([*past, (plan, count + 1)], DELTA) > 0.3
 
 
+@pytest.mark.parametrize("last", [1, 37, 315, 10**6])
+@pytest.mark.parametrize("others", [0.0, 0.9999, 1.0])
+def test_the_last_step_is_found_soon_whatever_others_cost(
+    last: int, others: float
+) -> None:
+    # Where other charges cost nearly all, the first steps of a plan cost nothing more.
+    tried = []
+
+    def cost(steps: int) -> float:
+        tried.append(steps)
+        return max(others, math.sqrt(steps / last))
+
+    assert accountant._last_fitting(cost, 1.0, 0) == last
+    assert len(tried) < 80
+
+
 def test_max_steps_at_the_ends() -> None:
     plan = make(2.0)
     spent = epsilon([(plan, 50)], DELTA)
