@@ -68,8 +68,11 @@ def test_right_answers_and_clipped_losses_are_counted(
 
 def test_the_noise_is_that_of_the_sensitivity() -> None:
     found = []
+    # It is that of few examples as of many, and of one client as of many.
+    few, plan = (INPUTS[:4], LABELS[:4]), PrivacyPlan(1.0, 1.0, 4, 4)
+    client = seeded(noise=3.0, dataset=few, plan=plan)
     for number in range(400):
-        told = seeded(noise=3.0).count(RIGHT, {**ASKED, PRIVATE: number})
+        told = client.count(RIGHT, {**ASKED, PRIVATE: number})
         assert told["noise-std"] == pytest.approx(3.0 * math.sqrt(2))
         found.append([told["correct"], told["loss"]])
     spread = np.std(found, axis=0) / (3.0 * math.sqrt(2))
