@@ -6,8 +6,11 @@ FLOWER := tests/client tests/server tests/flower tests/grids tests/deployment \
 	tests/simulations/test_engines.py tests/simulations/loopback/test_deployment.py \
 	tests/test_examples.py
 
-.PHONY: help setup peers browser lint format check test compat docs demo duel audit \
-	reproduce beyond withstand yardstick chaos bench clean
+# Sources are compiled once, and not again by each of the tests' processes.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help setup peers browser lint format check test compat loops docs demo duel \
+	audit reproduce beyond withstand yardstick chaos bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -30,8 +33,9 @@ format: setup ## Rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-check: lint ## While you write: lint, and all tests that start no process
-	$(BIN)/pytest -q -n 2 -m 'not process'
+check: lint ## While you write: lint, and all tests without processes and federations
+	$(BIN)/pytest -q -n 2 -m 'not process and not federation' \
+		--durations=5 --durations-min=2
 
 # Reports and pages are tested in a real browser.
 browser:
@@ -57,6 +61,13 @@ compat: setup .venv/lowest/ready ## Before a release: the newest flwr, the lowes
 		-r .venv/lowest/pins.txt hypothesis nbclient ipykernel pytest pytest-xdist
 	.venv/lowest/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
+
+# One after the other, on a machine that does nothing else.
+loops: lint browser .venv/lowest/ready ## Time check, test and compat in one run
+	@for loop in check test compat; do began=$$(date +%s); \
+		$(MAKE) --no-print-directory $$loop > .venv/$$loop.log 2>&1; ended=$$?; \
+		echo "$$loop: $$(($$(date +%s) - began)) s, $$(tail -1 .venv/$$loop.log)"; \
+		test $$ended = 0 || failed=1; done; test -z "$$failed"
 
 # Not --quiet, which hides warnings from --strict.
 docs: setup ## The documentation, as pages in outputs/docs

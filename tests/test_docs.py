@@ -67,6 +67,7 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     assert set(flwr_safedshb.__all__) <= documented
 
 
+@pytest.mark.federation
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text()

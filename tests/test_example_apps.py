@@ -55,6 +55,7 @@ def accuracy(folder: Path, model: Path) -> float:
     return float(found[1] if isinstance(found, tuple) else found)
 
 
+@pytest.mark.federation
 @pytest.mark.parametrize("form", ["plain", "private"])
 def test_the_app_of_the_quickstarts_structure_learns(form: str, tmp_path: Path) -> None:
     folder = PAIRS / "torch" / form
@@ -62,6 +63,7 @@ def test_the_app_of_the_quickstarts_structure_learns(form: str, tmp_path: Path) 
     assert accuracy(folder, tmp_path / "model.pt") > 0.8
 
 
+@pytest.mark.federation
 @pytest.mark.parametrize("form", ["plain", "private"])
 def test_the_app_with_lora_learns(form: str, tmp_path: Path) -> None:
     import_torchvision()
@@ -70,6 +72,7 @@ def test_the_app_with_lora_learns(form: str, tmp_path: Path) -> None:
     assert accuracy(folder, tmp_path / "model.pt") > (0.8 if form == "plain" else 0.7)
 
 
+@pytest.mark.federation
 @pytest.mark.parametrize("form", ["plain", "private"])
 def test_the_app_of_the_older_kind_learns(
     form: str, caplog: pytest.LogCaptureFixture
@@ -81,6 +84,7 @@ def test_the_app_of_the_older_kind_learns(
     assert float(found[1]) > 0.8
 
 
+@pytest.mark.federation
 def test_rare_labels_are_learnt(capsys: pytest.CaptureFixture[str]) -> None:
     run_app(EXAMPLES / "tabular", 5)
     found = ast.literal_eval(capsys.readouterr().out.strip().splitlines()[-1])

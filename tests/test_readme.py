@@ -8,6 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.federation
 def test_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / "README.md").read_text()
     code = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)

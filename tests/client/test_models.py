@@ -77,6 +77,7 @@ def trained(model: Any, **settings: Any) -> tuple[Counting, ArrayRecord]:
     return grid, result.arrays
 
 
+@pytest.mark.federation
 def test_a_whole_bert_trains_as_it_is() -> None:
     trained(
         borrowed.bert(),
@@ -96,6 +97,7 @@ def test_a_whole_gpt2_trains_as_it_is() -> None:
     )
 
 
+@pytest.mark.federation
 def test_lora_sends_little_more_than_its_own_weights() -> None:
     model = borrowed.with_lora(borrowed.bert(width=64, layers=2))
     grid, arrays = trained(

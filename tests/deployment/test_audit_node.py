@@ -10,6 +10,8 @@ from flwr_safedshb.deployment.audit.messages import odd_configs, send_odd_messag
 from flwr_safedshb.deployment.audit.transcripts import BAD, compare_transcripts
 from flwr_safedshb.exchange.arrays import Arrays
 
+pytestmark = pytest.mark.federation
+
 Fitted = tuple[Arrays, int, dict[str, Scalar]]
 
 

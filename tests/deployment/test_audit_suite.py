@@ -32,6 +32,7 @@ QUICK = [
 ]
 
 
+@pytest.mark.federation
 @pytest.mark.parametrize("attempt", QUICK, ids=lambda a: ", ".join(a.names))
 def test_no_model_of_the_zoo_breaks_its_bound(attempt: Attempt) -> None:
     done: list[int] = []
@@ -59,6 +60,7 @@ def test_names_choose_models() -> None:
         attempts(["VGG"])
 
 
+@pytest.mark.federation
 def test_a_run_goes_on_where_it_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,6 +72,7 @@ def train(grid: InProcessGrid, model: nn.Module) -> NDArray[np.float64]:
     return flat(strategy.start(grid, initial, STEPS).arrays)
 
 
+@pytest.mark.federation
 @pytest.mark.parametrize(
     "model",
     [nn.Linear(5, 1), nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))],
@@ -183,6 +184,7 @@ def test_other_apps_and_adversaries_run_on_it() -> None:
     assert np.isfinite(found).all()
 
 
+@pytest.mark.federation
 def test_it_is_an_engine() -> None:
     small = ["num_nodes=4", "num_malicious_nodes=1", "steps=30", "attack=foe"]
     small += ["momentum=0.5", "data.num_examples=400"]

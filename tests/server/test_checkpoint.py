@@ -123,6 +123,7 @@ def killing(
     return spoil
 
 
+@pytest.mark.federation
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("output", ["last", "uniform"])
 @pytest.mark.parametrize("at", range(ROUNDS))

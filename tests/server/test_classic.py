@@ -63,6 +63,7 @@ OPTIONS: list[dict[str, object]] = [
 ]
 
 
+@pytest.mark.federation
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("app", [older(make), client_app(make)])
 def test_it_is_the_same_run(options: dict[str, object], app: ClientApp) -> None:

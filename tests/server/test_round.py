@@ -99,6 +99,7 @@ def train(rule: Rule, plan: PrivacyPlan, numpy_client: bool) -> NDArray[np.float
     return flat(result.arrays)
 
 
+@pytest.mark.federation
 @pytest.mark.parametrize("rule", [SMEA(), Filter(), Average()])
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 @pytest.mark.parametrize("numpy_client", [False, True])

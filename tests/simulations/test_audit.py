@@ -15,6 +15,8 @@ from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 from simulations.audit import PLANS, audit, epsilon_lower_bound, main
 
+pytestmark = pytest.mark.federation
+
 DELTA, CONFIDENCE = 0.05, 0.999
 # With so many releases and so little confidence, the bound on half the noise is over
 # the accounted epsilon (for the plans of the audit).

@@ -28,6 +28,7 @@ def in_process() -> Progress:
     return run(SMALL)
 
 
+@pytest.mark.federation
 def test_same_seed_same_bytes(in_process: Progress) -> None:
     assert model_bytes(run(SMALL)) == model_bytes(in_process)
     assert model_bytes(run([*SMALL, "seed=2"])) != model_bytes(in_process)
@@ -54,6 +55,7 @@ def test_flwr_run_from_the_repository_gives_the_same_model(
     assert model_bytes(progress) == model_bytes(in_process)
 
 
+@pytest.mark.federation
 def test_training_helps() -> None:
     progress = run(["steps=60", "momentum=0.9", "privacy.plan.noise_multiplier=0.1"])
     first, last = (progress.evaluate_serverapp[i] for i in (0, 60))

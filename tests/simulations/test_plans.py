@@ -26,6 +26,7 @@ def test_every_node_finds_its_own_noise(local_steps: int) -> None:
     assert {plan.num_examples for plan in plans} == {*SIZES}
 
 
+@pytest.mark.federation
 @pytest.mark.parametrize("size", SIZES)
 def test_every_ledger_ends_at_the_target(tmp_path: Path, size: int) -> None:
     cfg = composed("privacy.target_epsilon=2")

@@ -18,6 +18,8 @@ from simulations.results import record
 from simulations.run import folders_of
 from simulations.run import main as run_command
 
+pytestmark = pytest.mark.federation
+
 ROOT = Path(__file__).parents[2]
 SMALL = "steps=4 evaluate_every=2 data.num_examples=800"
 

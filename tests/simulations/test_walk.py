@@ -3,10 +3,13 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 from simulations import walk
 from simulations.walk import Function, Walk
 
 
+@pytest.mark.federation
 def test_a_round_is_traced_from_the_messages_to_the_step() -> None:
     found = walk.walk_a_round()
     assert sys.getprofile() is None

@@ -24,6 +24,7 @@ def named(name: str) -> Subject:
     return SUBJECTS[name]
 
 
+@pytest.mark.federation
 @pytest.mark.parametrize("name", ["logistic", "MLP with dropout", "CNN", "embedding"])
 def test_an_honest_clipper_is_left_alone(name: str) -> None:
     finding = search(named(name), 100, 1, make_clipper=Honest)
@@ -34,6 +35,7 @@ def test_an_honest_clipper_is_left_alone(name: str) -> None:
     assert finding.ratio > 0.99
 
 
+@pytest.mark.federation
 @pytest.mark.parametrize(
     ("make_clipper", "name", "candidates"),
     [

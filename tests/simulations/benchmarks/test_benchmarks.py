@@ -309,6 +309,7 @@ def test_search_visits_less_than_all_subsets_and_says_if_not() -> None:
     assert not growth.checks([slow])[0].holds
 
 
+@pytest.mark.federation
 def test_tiny_run_prints_a_table_and_writes_its_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

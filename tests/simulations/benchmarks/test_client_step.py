@@ -23,6 +23,7 @@ SMALL = steps.Task(
 )
 
 
+@pytest.mark.federation
 @pytest.mark.parametrize("name", [PLAIN, *OPACUS])
 def test_every_step_of_others_trains_the_model_again(name: str) -> None:
     step = make_step(SMALL, name)

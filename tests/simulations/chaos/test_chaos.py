@@ -232,6 +232,7 @@ def test_a_charge_lost_with_its_node_hides_no_release(trial: Trial) -> None:
     assert any("node 1 has charged 2 steps" in text for text in finding.problems)
 
 
+@pytest.mark.federation
 def test_the_band_tells_training_from_no_defence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -36,6 +36,8 @@ from tests.deployment.gates import RUN, Place, question, visited
 from tests.deployment.test_local_users import NOBODY, as_root, trespass
 from tests.simulations.chaos.test_chaos import SEED, SESSION, reply, trial
 
+pytestmark = pytest.mark.federation
+
 __all__ = ["trial"]
 
 ME, OTHER = 5, 6

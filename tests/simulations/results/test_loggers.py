@@ -16,6 +16,8 @@ from simulations.results import record as results
 from simulations.results.loggers import CSV, TensorBoard, rows
 from simulations.results.schema import RunRecord
 
+pytestmark = pytest.mark.federation
+
 OVERRIDES = ["steps=4", "evaluate_every=2", "data.num_examples=800"]
 
 

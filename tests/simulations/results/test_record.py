@@ -11,6 +11,8 @@ from simulations.engines import run
 from simulations.results import record
 from simulations.results.schema import RunRecord
 
+pytestmark = pytest.mark.federation
+
 SMALL = ["steps=4", "evaluate_every=2", "data.num_examples=800", "seed=3"]
 
 

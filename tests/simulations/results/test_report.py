@@ -20,6 +20,8 @@ from simulations.results.report import (
 )
 from simulations.results.schema import RunRecord
 
+pytestmark = pytest.mark.federation
+
 SMALL = ["steps=6", "evaluate_every=2", "data.num_examples=800"]
 WIDTHS = (390, 1280)
 

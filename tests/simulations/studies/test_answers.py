@@ -6,6 +6,8 @@ from simulations.studies.answers.__main__ import markdown
 from simulations.studies.answers.attack import MECHANISMS, attacked
 from simulations.studies.answers.coverage import LIES, composition, coverage
 
+pytestmark = pytest.mark.federation
+
 
 @pytest.mark.parametrize("lie", LIES)
 def test_liars_do_not_break_the_interval(lie: str) -> None:

@@ -102,6 +102,7 @@ def one_attack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PARTS, "large", replace(PARTS["large"], attacks=("foe",)))
 
 
+@pytest.mark.federation
 def test_figures_tables_and_page_are_written(one_attack: None, tmp_path: Path) -> None:
     write({case: made_up(case) for case in cases(["large"], [1])}, tmp_path)
     drawn = {path.name for path in (tmp_path / "figures").iterdir()}
@@ -137,6 +138,7 @@ def test_the_images_may_lie_beside_other_data(
     assert f"data.path={folder}" in case.overrides
 
 
+@pytest.mark.federation
 def test_the_command_goes_on_where_it_was(
     one_attack: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from simulations.studies import constants
 from simulations.studies.constants import Claim, attack, claims, pairs
 
 
+@pytest.mark.federation
 @pytest.mark.parametrize("claim", list(claims()), ids=lambda claim: claim.name)
 def test_no_vectors_are_above_a_constant(claim: Claim) -> None:
     tried = 0
@@ -31,6 +32,7 @@ def test_no_vectors_are_above_a_constant(claim: Claim) -> None:
     assert tried == (8 if claim.name.endswith("n/3") else 14)
 
 
+@pytest.mark.federation
 def test_smea_attains_its_constant() -> None:
     (claim,) = (claim for claim in claims() if claim.name == "SMEA, spectral")
     for n, f in pairs(9):
@@ -72,6 +74,7 @@ def test_the_papers_stop_has_the_constant_that_goes_with_it(
     assert Filter(1.0).kappa(7, 3) == 9.0
 
 
+@pytest.mark.federation
 def test_the_command_prints_the_distance(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

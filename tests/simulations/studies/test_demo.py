@@ -20,6 +20,8 @@ from simulations.results.sweep import Sweep
 from simulations.studies import demo
 from simulations.studies.demo import SETTINGS, Case, by_setting, main, show, story
 
+pytestmark = pytest.mark.federation
+
 
 @pytest.fixture(scope="module")
 def groups(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[RunRecord]]:

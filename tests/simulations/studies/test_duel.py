@@ -68,6 +68,7 @@ def test_bad_cells_are_seen(value: float, colour: str) -> None:
     assert colour in duel._coloured(value)
 
 
+@pytest.mark.federation
 def test_run_prints_every_rule_and_writes_its_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def test_the_tables_have_every_figure() -> None:
     assert "smea, last | smea, mean" in text
 
 
+@pytest.mark.federation
 def test_what_is_asked_for_can_run() -> None:
     case = Case("local-steps", "paper, low privacy", "foe", "K = 10", 1)
     check(" ".join([*case.overrides, "data=synthetic"]))

@@ -95,6 +95,7 @@ def test_the_same_folder_for_two_configurations_holds_the_result_of_the_second(
     assert found[0.5]["evaluations"] != found[0.9]["evaluations"]
 
 
+@pytest.mark.federation
 def test_a_run_on_other_data_or_with_other_versions_is_not_taken(
     tmp_path: Path,
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_run_on_other_data_or_with_other_versions_is_not_taken(
     assert work(source).missing()
 
 
+@pytest.mark.federation
 def test_label_flippers_are_clients_whose_replies_pass(tmp_path: Path) -> None:
     case = CASES[1]
     work = Sweep(tmp_path, (case,), TINY)
@@ -294,6 +296,7 @@ def test_without_some_method_the_others_are_told() -> None:
     assert "| 0.852 ± 0.001 | - | around 0.80 |" in tables.tables(runs)
 
 
+@pytest.mark.federation
 def test_the_command_draws_and_tabulates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,8 @@ from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.attacks import ALIE, FOE
 from simulations.studies import rounds
 
+pytestmark = pytest.mark.federation
+
 
 @pytest.mark.parametrize(("n", "f"), [(7, 3), (7, 2)])
 @pytest.mark.parametrize("d", [69, 1000])

@@ -6,6 +6,8 @@ import pytest
 
 from simulations.studies import spread
 
+pytestmark = pytest.mark.federation
+
 
 def test_the_figures_of_the_page_are_measured() -> None:
     # h = 4, d = 69 and 1000: docs/robustness.md.

@@ -81,6 +81,7 @@ def test_without_adversaries_rules_that_average_are_the_average() -> None:
     assert errors(plain, "average", [2])["none"] == found["average"][1:]
 
 
+@pytest.mark.federation
 def test_errors_under_every_attack() -> None:
     found = errors(POINT, "SMEA", range(8))
     assert set(found) == set(ATTACKS)

@@ -61,6 +61,7 @@ def test_half_of_the_progress_decides() -> None:
     )
 
 
+@pytest.mark.federation
 def test_the_command_prints_the_table(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -31,6 +31,7 @@ def made_up_runs() -> dict[Case, RunRecord]:
     return runs
 
 
+@pytest.mark.federation
 def test_a_run_is_what_its_setting_says() -> None:
     it = Setting("krum", 2, 9, 2.0, 1.0, 0.5, 0.9)
     cfg = composed(" ".join(Case(it, "drift", 3).overrides))
@@ -52,6 +53,7 @@ def test_an_attack_that_beats_the_strongest_is_told() -> None:
     assert "FOE" in markdown(made_up_runs()).partition("standard errors: ")[2]
 
 
+@pytest.mark.federation
 def test_the_command_leaves_heatmaps_and_a_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
