@@ -89,6 +89,7 @@ def load(path: Path, model_bytes: int = _LARGE) -> Progress | None:
     except (
         ArithmeticError,
         AttributeError,
+        IsADirectoryError,
         LookupError,
         MemoryError,
         RecursionError,

@@ -38,6 +38,7 @@ from flwr_safedshb.flower.compat import NUMPY, ErrorCode, plain_array, set_id
 from flwr_safedshb.flower.older import ClientProxy, ManagedGrid, grid_behind
 from flwr_safedshb.server.participation import warn_of_strangers
 from flwr_safedshb.server.run import StopRun
+from flwr_safedshb.server.settings import check_initial
 from flwr_safedshb.server.strategy import SafeDSHB
 
 EvaluateFn = Callable[
@@ -60,8 +61,8 @@ class ClassicStrategy(Strategy):
         What the run starts from, ``trained_arrays(model)``: no client is asked for it.
     num_rounds : int, optional
         That of the ``ServerConfig``, which a strategy is not told. Without it there is
-        neither a checkpoint, nor another output than the last model, nor a statement of
-        what the run cost.
+        neither a checkpoint nor another output than the last model, and nodes state in
+        every round what the run has cost so far.
     evaluate_fn : callable (round, arrays, config) -> (loss, metrics), optional
         On the server, as of Flower's own strategies.
     on_fit_config_fn, on_evaluate_config_fn : callable (round) -> config, optional
@@ -78,6 +79,11 @@ class ClassicStrategy(Strategy):
         on_fit_config_fn: ConfigFn | None = None,
         on_evaluate_config_fn: ConfigFn | None = None,
     ) -> None:
+        if not isinstance(strategy, SafeDSHB):
+            raise ValueError(
+                f"strategy is a {type(strategy).__name__}; give a SafeDSHB, as in "
+                "ClassicStrategy(SafeDSHB(...), initial)"
+            )
         if num_rounds is None and (strategy.checkpoint or strategy.output != "last"):
             raise ValueError(
                 "a checkpoint, or an output other than 'last', needs num_rounds here: "
@@ -87,7 +93,8 @@ class ClassicStrategy(Strategy):
         self.num_rounds = num_rounds
         self.evaluate_fn = evaluate_fn
         self.fit_config, self.evaluate_config = on_fit_config_fn, on_evaluate_config_fn
-        self._arrays = initial if isinstance(initial, ArrayRecord) else _record(initial)
+        self._arrays = _record(initial) if isinstance(initial, Parameters) else initial
+        check_initial(self._arrays)
         self._first, self._ended = True, False
         self._progress = None
         if num_rounds is not None:

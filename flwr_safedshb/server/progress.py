@@ -67,7 +67,12 @@ class Progress:
                 metrics = evaluate_fn(number, arrays)
                 if metrics is None:
                     return None
-                self.evaluate_serverapp[number] = metrics
+                if not isinstance(metrics, MetricRecord | dict):
+                    raise TypeError(
+                        f"evaluate_fn returns a {type(metrics).__name__}; return a "
+                        "MetricRecord, as in MetricRecord({'accuracy': 0.9})"
+                    )
+                self.evaluate_serverapp[number] = MetricRecord({**metrics})
             return self.evaluate_serverapp[number]
 
         return evaluate

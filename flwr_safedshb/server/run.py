@@ -42,7 +42,7 @@ from flwr_safedshb.server.participation import (
 from flwr_safedshb.server.private_evaluation import PrivateEvaluations, concluded
 from flwr_safedshb.server.progress import EvaluateFn, Progress
 from flwr_safedshb.server.schedules import Schedule, rates_at
-from flwr_safedshb.server.settings import settings_of
+from flwr_safedshb.server.settings import check_initial, settings_of
 from flwr_safedshb.server.statements import log_privacy
 
 # Which random choice a generator is for.
@@ -121,6 +121,13 @@ class ResumableStrategy(FedAvg):
             progress.evaluate_serverapp,
         )
 
+    def initialize_parameters(self, client_manager: object) -> None:
+        """Say what a server of the older kind needs, which asks this first."""
+        raise TypeError(
+            "ServerAppComponents needs a strategy of the older kind; say "
+            f"strategy=ClassicStrategy({type(self).__name__}(...), initial)"
+        )
+
     def begin(
         self,
         initial_arrays: ArrayRecord,
@@ -129,8 +136,9 @@ class ResumableStrategy(FedAvg):
         **configs: ConfigRecord | None,
     ) -> Progress:
         """Begin a run, or take up the one of the checkpoint."""
-        if num_rounds < 0:
-            raise ValueError(f"num_rounds={num_rounds} must be at least 0")
+        if not isinstance(num_rounds, int) or num_rounds < 0:
+            raise ValueError(f"num_rounds={num_rounds!r} must be an integer from 0 on")
+        check_initial(initial_arrays)
         self._rates = [self._rates_in(number) for number in range(num_rounds)]
         settings = settings_of(self, initial_arrays, self._rates, **configs)
         progress = None

@@ -45,6 +45,8 @@ DTYPE = np.dtype("<f4")
 # examples, a NumPyClient that, its metrics and its status.
 _MAX_METRIC_RECORDS = 1
 _MAX_CONFIG_RECORDS = 2
+# What a NumPyClient lacks in messages for clients of the Message API.
+_OLDER = "; put it into client_app(client_fn), or use ClassicStrategy"
 # Characters of a node's own words in the log.
 _MAX_WORDS = 300
 
@@ -181,4 +183,5 @@ def _told(reply: Message) -> str:
         return ""
     # The node may be hostile, and a terminal obeys some characters.
     plain = "".join(c if c.isprintable() else " " for c in words[:_MAX_WORDS])
-    return f": {plain}{'...' if len(words) > _MAX_WORDS else ''}"
+    cure = _OLDER if "'fitins." in plain else ""
+    return f": {plain}{'...' if len(words) > _MAX_WORDS else ''}{cure}"

@@ -17,7 +17,9 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.common import log
 
-from flwr_safedshb.exchange.arrays import MAX_LOCAL_STEPS
+from flwr_safedshb.aggregation import SMEA
+from flwr_safedshb.aggregation.rule import Rule
+from flwr_safedshb.exchange.arrays import MAX_LOCAL_STEPS, read
 
 if TYPE_CHECKING:
     from flwr_safedshb.server.run import ResumableStrategy
@@ -59,6 +61,38 @@ _IDLE = {
 }
 
 
+def rule_of(aggregation: object) -> Rule:
+    """Return the rule of a strategy, SMEA unless the user says another."""
+    if aggregation is None:
+        return SMEA()
+    if not isinstance(aggregation, Rule):
+        raise ValueError(
+            f"aggregation={_short(aggregation)} must be a rule of flwr_safedshb, such "
+            "as SMEA() or Filter()"
+        )
+    return aggregation
+
+
+def check_initial(initial: object) -> None:
+    """Refuse what no run can start from, before a node has spent any budget on it."""
+    if not isinstance(initial, ArrayRecord) or not initial:
+        kind = "empty" if isinstance(initial, ArrayRecord) else type(initial).__name__
+        problem = f"are {kind}, and no ArrayRecord with the arrays of a model"
+    else:
+        for name, array in zip(initial, read(initial), strict=True):
+            if array.dtype.kind != "f":
+                problem = f"have {name!r} of {array.dtype}, which cannot be trained"
+                break
+            if not np.isfinite(array).all():
+                problem = f"have {name!r} with values that are not finite"
+                break
+        else:
+            return
+    raise ValueError(
+        f"the initial arrays {problem}; start the run from trained_arrays(model)"
+    )
+
+
 def check_local_steps(local_steps: object) -> None:
     """Refuse a number of local steps that no node would take."""
     whole = isinstance(local_steps, int) and not isinstance(local_steps, bool)
@@ -70,12 +104,17 @@ def check_local_steps(local_steps: object) -> None:
 
 
 def check_numbers(
+    num_malicious_nodes: object,
     checkpoint_every: int,
     fraction_evaluate: float,
     give_up_after: float,
     noise_std: float | None,
 ) -> None:
     """Refuse numbers of a strategy that make no sense."""
+    whole = isinstance(num_malicious_nodes, int | np.integer)
+    if not whole or isinstance(num_malicious_nodes, bool):
+        given = _short(num_malicious_nodes)
+        raise ValueError(f"num_malicious_nodes={given} must be an integer")
     if checkpoint_every < 1:
         raise ValueError(f"checkpoint_every={checkpoint_every} must be at least 1")
     if not 0.0 <= fraction_evaluate <= 1.0:

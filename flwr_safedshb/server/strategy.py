@@ -25,7 +25,6 @@ from flwr.app import (
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.aggregation.rule import Rule
 from flwr_safedshb.exchange.arrays import LEARNING_RATE, LOCAL_STEPS, STATE
 from flwr_safedshb.flower.compat import refilled
@@ -42,6 +41,7 @@ from flwr_safedshb.server.settings import (
     check_local_steps,
     check_numbers,
     log_settings,
+    rule_of,
     warn_of_idle_settings,
 )
 
@@ -150,7 +150,8 @@ class SafeDSHB(ResumableStrategy):
     ) -> None:
         check_output(output, stop_when is not None)
         check_local_steps(local_steps)
-        check_numbers(checkpoint_every, fraction_evaluate, give_up_after, noise_std)
+        numbers = checkpoint_every, fraction_evaluate, give_up_after, noise_std
+        check_numbers(num_malicious_nodes, *numbers)
         self.evaluations = private_evaluations(
             evaluate_every, evaluate_max_loss, evaluate_per_class, fraction_evaluate
         )
@@ -175,7 +176,7 @@ class SafeDSHB(ResumableStrategy):
         )
         # Set afterwards: to evaluate nowhere is the default here, and no warning.
         self.fraction_evaluate = fraction_evaluate
-        self.aggregation = SMEA() if aggregation is None else aggregation
+        self.aggregation = rule_of(aggregation)
         self.num_malicious_nodes = num_malicious_nodes
         self.server_learning_rate = server_learning_rate
         self.momentum = momentum
@@ -243,7 +244,8 @@ class SafeDSHB(ResumableStrategy):
             LEARNING_RATE: rate,
             # The step before this one may have to be taken up again.
             "anchor": due,
-            STATE: self.stop_when is not None or step + 1 == progress.num_rounds,
+            # In every round, where nobody has said which is the last.
+            STATE: self.stop_when is not None or step + 1 >= progress.num_rounds,
             # Objects have the hash of their bytes for a name: nobody can guess it.
             "nonce": secrets.token_hex(8),
         }

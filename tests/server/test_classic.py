@@ -1,5 +1,6 @@
 """Apps of the older kind: the same run as that of a Message-API app, to the byte."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -72,6 +73,19 @@ def test_it_is_the_same_run(options: dict[str, object], app: ClientApp) -> None:
     assert len(models) == ROUNDS + 1
     assert equal(models[0], [*THETA])
     assert equal(models[-1], expected(ROUNDS, 3, **options))
+
+
+def test_where_the_last_round_is_not_known_all_state_the_cost() -> None:
+    """A statement of the first round alone would be taken for that of the run."""
+    strategy = SafeDSHB()
+    models = served(
+        ClassicStrategy(strategy, INITIAL), older(lambda c: make(c, delta=1e-4))
+    )
+    assert len(models) == ROUNDS + 1
+    assert strategy._progress is not None
+    told = [metrics["stated-epsilon"] for metrics in strategy._progress.train.values()]
+    assert len(told) == ROUNDS
+    assert all(before < after for before, after in itertools.pairwise(told))  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("output", ["average", "uniform"])
