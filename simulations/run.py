@@ -37,6 +37,7 @@ from simulations.engines import checked, run
 from simulations.loopback.watch import told
 from simulations.overrides import CONF
 from simulations.results import record
+from simulations.results.loggers import logged
 from simulations.results.report import run_page
 from simulations.results.schema import RunRecord
 
@@ -116,8 +117,6 @@ def _run(cfg: DictConfig) -> int:
     model = _model(cfg.checkpoint, folder)
     found = _result(cfg, list(settings.overrides.task), model)
     model.with_suffix(".html").write_text(run_page(found))
-    if "_target_" in cfg.logger:
-        print(f"log: {instantiate(cfg.logger)(found, model)}")
     last = found["evaluations"]
     print(
         f"round {last['step'][-1]}: loss {last['test_loss'][-1]:.4f}, "
@@ -126,6 +125,8 @@ def _run(cfg: DictConfig) -> int:
     print(found["privacy"]["statement"])
     print(found["privacy"]["note"])
     print(f"model: {model}; results and report beside it: .json, .html")
+    if "_target_" in cfg.logger:
+        print(f"log: {logged(instantiate(cfg.logger), found, model)}")
     return 0
 
 

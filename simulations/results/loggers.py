@@ -8,16 +8,19 @@ from __future__ import annotations
 import csv
 import io
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 from flwr_safedshb.files import replace_file
+from simulations.config import SettingsError
 from simulations.results.schema import RunRecord
 
 Row = dict[str, float | None]
+# Characters of what a service says.
+_LONG = 200
 
 
 def rows(run: RunRecord) -> Iterator[tuple[int, Row]]:
@@ -47,6 +50,26 @@ def rows(run: RunRecord) -> Iterator[tuple[int, Row]]:
         for reason, counts in rounds["excluded"].items():
             row[f"round/excluded-{reason}"] = counts[j] if step else None
         yield step, row
+
+
+def logged(
+    logger: Callable[[RunRecord, Path], object], run: RunRecord, model: Path
+) -> object:
+    """Log a run that has ended, and return where; a service may be away or set wrong.
+
+    Raises
+    ------
+    SettingsError
+        With what the service says. The run is not lost.
+    """
+    try:
+        return logger(run, model)
+    except Exception as error:
+        said = (str(error).strip() or type(error).__name__).splitlines()[0][:_LONG]
+        raise SettingsError(
+            f"{type(logger).__name__} did not take the log: {said}; the run is kept, "
+            "and the same command tries again"
+        ) from error
 
 
 @dataclass(frozen=True)

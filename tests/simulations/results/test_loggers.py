@@ -124,6 +124,16 @@ def test_services_get_the_whole_run(
     assert "epsilon" in service.about["privacy"]
 
 
+def test_a_service_that_fails_costs_the_log_and_not_the_run(
+    record: RunRecord, tmp_path: Path
+) -> None:
+    def away(run: RunRecord, model: Path) -> str:
+        raise ConnectionError("no answer\nmany more lines")
+
+    with pytest.raises(SettingsError, match=r"no answer; the run is kept, and the sam"):
+        loggers.logged(away, record, tmp_path / "model.npz")
+
+
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_a_missing_service_is_named_before_the_run(name: str) -> None:
     with pytest.raises(SettingsError, match=f"install {name}, or use logger=csv"):
