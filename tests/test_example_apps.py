@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flwr_safedshb.privacy.audit.zoo.borrowed import import_torchvision
-from tests.example_apps import EXAMPLES, app_in, run_app
+from tests.example_apps import EXAMPLES, app_in, run_app, run_on_ray
 
 PAIRS = EXAMPLES / "from-fedavg"
 
@@ -82,6 +82,41 @@ def test_the_app_of_the_older_kind_learns(
     found = re.search(r"'accuracy': ([0-9.]+)", lines[-1])
     assert found is not None
     assert float(found[1]) > 0.8
+
+
+def progress(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what the servers of the older kind found after each round."""
+    said = [r.getMessage() for r in caplog.records if "fit progress" in r.getMessage()]
+    return [line.rpartition(",")[0] for line in said]  # without the seconds
+
+
+@pytest.mark.process
+def test_all_apps_run_on_flowers_simulation_engine(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The private ones leave there what they leave in process, to the last bit."""
+    import_torchvision()
+
+    def config(app: str, form: str, place: str = "ray") -> dict[str, object]:
+        model = (
+            {} if app == "older" else {"model": str(tmp_path / f"{app}-{form}-{place}")}
+        )
+        return {"num_server_rounds": 2, **model}
+
+    apps = [(app, form) for app in diffs().APPS for form in ("plain", "private")]
+    runs = {PAIRS / app / form: config(app, form) for app, form in apps}
+    run_on_ray(runs, 3, tmp_path / "current")
+    found = progress(caplog)
+    for app in diffs().APPS:
+        run_app(PAIRS / app / "private", 3, **config(app, "private", "here"))
+    assert progress(caplog) == [*found, *found[2:]]
+    assert "'accuracy': 1.0" in found[1]
+    for app in ("torch", "lora"):
+        assert accuracy(PAIRS / app / "plain", tmp_path / f"{app}-plain-ray") > 0.8
+        ray, here = (
+            torch.load(tmp_path / f"{app}-private-{place}") for place in ("ray", "here")
+        )
+        assert all(torch.equal(ray[name], here[name]) for name in ray | here)
 
 
 @pytest.mark.federation
