@@ -17,7 +17,13 @@ from flwr.client import NumPyClient
 from flwr.common import log
 from torch import nn
 
-from flwr_safedshb.client.dataset import Examples, Unpack, examples_of, num_examples
+from flwr_safedshb.client.dataset import (
+    Examples,
+    Unpack,
+    examples_of,
+    log_unreal,
+    num_examples,
+)
 from flwr_safedshb.client.evaluation import (
     Evaluator,
     Metrics,
@@ -116,6 +122,7 @@ class SafeDSHBClient(NumPyClient):
     ) -> None:
         if plan.part != ALL:
             raise ValueError(f"part={plan.part!r} of the plan is for the client to say")
+        _refuse_unmade(model, loss, randomness)
         self.randomness = SecureRandomness() if randomness is None else randomness
         data = examples_of(dataset, target, unpack)
         held_out = 0 if evaluation is None else evaluation.held_out
@@ -141,8 +148,9 @@ class SafeDSHBClient(NumPyClient):
             secure_noise=self.randomness.private,
             node_keys=node_keys,
         )
-        if isinstance(data, Examples):
-            with causes_shown(not self.randomness.private):
+        with causes_shown(not self.randomness.private):
+            log_unreal(data)
+            if isinstance(data, Examples):
                 data.refuse_unread(self.ledger is None)
         self.evaluator: Evaluator | None = None
         if evaluation is not None:
@@ -248,6 +256,16 @@ def _prepared(
 ) -> tuple[ClippedGradients, ModelArrays]:
     """Check and hook a model once: that costs more than a step."""
     return ClippedGradients(model, loss, clip_norm, clipping), ModelArrays(model)
+
+
+def _refuse_unmade(model: object, loss: object, randomness: object) -> None:
+    """Refuse a class, a name or a number where an object belongs."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model={model!r} must be a module, such as Net()")
+    if not callable(loss) or isinstance(loss, type):
+        raise ValueError(f"loss={loss!r} must be one that is made, as nn.MSELoss() is")
+    if randomness is not None and not hasattr(randomness, "for_step"):
+        raise ValueError(f"randomness={randomness!r} must be SeededRandomness(0), say")
 
 
 def refusal(error: Exception) -> RefusedError:

@@ -27,6 +27,7 @@ _DECIDE, _LOOK = 3, 16
 _TOLD = 8
 # Characters of another error's text.
 _LONG = 100
+_UNREAL = "values that are not finite; fill them in, or leave these examples out"
 
 
 class DatasetError(ValueError):
@@ -89,11 +90,19 @@ class Examples(Dataset[tuple[Batch, Batch]]):
         return len(cast(Sized, self.dataset))
 
     def __getitem__(self, index: int) -> tuple[Batch, Batch]:
-        """Return an example; raises if it is built otherwise than the first ones."""
+        """Return an example; raises if it is built otherwise than the first ones.
+
+        What has values like NaN is none either: it could only count as zero, unsaid.
+        """
         inputs, target = self._split(self.dataset[index])
         pair = _nest(inputs, "input"), _nest(target, "target")
         if self._form is not None and _form(pair) != self._form:
-            raise DatasetError(f"the item is {_form(pair)}, and others {self._form}")
+            raise DatasetError(
+                f"the item is {_form(pair)}, and others {self._form}; give all items "
+                "the same parts, types and shapes, as by padding"
+            )
+        if not all(tensor.isfinite().all() for tensor in leaves(*pair)):
+            raise ValueError(_UNREAL)
         return pair
 
     def _split(self, item: object) -> tuple[object, object]:
@@ -177,6 +186,18 @@ class Examples(Dataset[tuple[Batch, Batch]]):
         ) from self._unread
 
 
+def log_unreal(data: Data) -> None:
+    """Write to the node's log how many rows of whole arrays have values like NaN."""
+    if not isinstance(data, tuple):
+        return  # items say so themselves
+    tensors = leaves(*data)
+    if all(tensor.sum().isfinite() for tensor in tensors):
+        return
+    real = [tensor.isfinite().reshape(len(tensor), -1).all(1) for tensor in tensors]
+    if count := int((~torch.stack(real).all(0)).sum()):
+        log_unusable(count, ValueError(_UNREAL))
+
+
 def num_examples(data: Data) -> int:
     """Return how many examples there are."""
     return len(leaves(data[0])[0] if isinstance(data, tuple) else cast(Sized, data))
@@ -251,12 +272,13 @@ def _of_numbers(value: Sequence[object]) -> bool:
 
 
 def _form(value: object) -> str:
-    """Return how a nest is built, whatever its tensors are."""
+    """Return how a nest is built, and of tensors of which type and shape."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {_form(v)}' for key, v in value.items())}}}"
     if isinstance(value, tuple | list):
         return f"({', '.join(map(_form, value))})"
-    return "tensor"
+    assert isinstance(value, torch.Tensor)
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
 
 
 def _kind(value: object) -> str:

@@ -1,5 +1,6 @@
 """A new user's first errors: each names the cause and the cure, in three lines."""
 
+import re
 import textwrap
 from typing import Any
 
@@ -27,14 +28,14 @@ NORMED = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 def first_step(dataset: object, **settings: Any) -> None:
     """Make a client as a new user does, and ask it for a step."""
-    model = settings.pop("model", nn.Linear(3, 2))
+    model, plan = settings.pop("model", nn.Linear(3, 2)), settings.pop("plan", PLAN)
     arguments: dict[str, Any] = {
         "loss": nn.CrossEntropyLoss(),
         "context": node(),
         "randomness": SeededRandomness(0),
         **settings,
     }
-    client = SafeDSHBClient(model, dataset=dataset, plan=PLAN, **arguments)
+    client = SafeDSHBClient(model, dataset=dataset, plan=plan, **arguments)
     weights = [array.numpy() for array in trained_arrays(model).values()]
     client.fit(weights, {"step": 0, "momentum": 0.9})
 
@@ -111,6 +112,52 @@ def test_an_error_names_its_cause_and_its_cure(error: str) -> None:
     assert raised.match(cure)
     lines = textwrap.wrap(str(raised.value), 120)
     assert len(lines) <= 3, lines
+
+
+UNMADE: dict[str, tuple[object, str]] = {
+    "model": (nn.Linear, r"model=<class .*Linear'> must be a module, such as Net\(\)"),
+    "loss": (nn.CrossEntropyLoss, r"loss=<class .* must be one that is made"),
+    "randomness": (0, r"randomness=0 must be SeededRandomness\(0\)"),
+}
+
+
+@pytest.mark.parametrize("name", UNMADE)
+def test_a_class_or_a_number_is_no_object(name: str) -> None:
+    given, words = UNMADE[name]
+    arguments: dict[str, Any] = {
+        "model": nn.Linear(3, 2),
+        "loss": nn.CrossEntropyLoss(),
+        "randomness": SeededRandomness(0),
+        name: given,
+    }
+    with pytest.raises(ValueError, match=words):
+        SafeDSHBClient(dataset=(INPUTS, LABELS), plan=PLAN, context=node(), **arguments)
+
+
+MISSING = INPUTS.clone()
+MISSING[3:9, 1] = torch.nan
+UNEVEN = [(x, y) for x, y in zip([*INPUTS[:14], *INPUTS[14:, :2]], LABELS, strict=True)]
+UNUSABLE: dict[str, tuple[object, str]] = {
+    "rows": ((MISSING, LABELS), "6 examples .* not finite; fill them in"),
+    "targets": ((INPUTS, MISSING[:, 1]), "6 examples .* not finite; fill them in"),
+    "items": (
+        list(zip(MISSING, LABELS, strict=True)),
+        "1 examples .* not finite; fill",
+    ),
+    "shapes": (UNEVEN, r"is \(float32 \[2\], int64 \[\]\), .* as by padding"),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_examples_that_count_as_zero_are_named(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Values that are missing, and sequences of many lengths, are the usual causes."""
+    dataset, words = UNUSABLE[kind]
+    regression = {"loss": lambda x, y: (x.sum(1) - y) ** 2} if kind == "targets" else {}
+    plan = PrivacyPlan(1.0, 1.0, 20, 20)
+    first_step(dataset, plan=plan, **regression)
+    assert re.search(words, caplog.text)
 
 
 def test_a_numpy_pair_is_no_error() -> None:
