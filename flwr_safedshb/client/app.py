@@ -29,7 +29,7 @@ from flwr_safedshb.client.node import RefusedError
 from flwr_safedshb.exchange.arrays import DELTA, EPSILON, MARK, Arrays, read, written
 from flwr_safedshb.exchange.evaluations import PRIVATE
 from flwr_safedshb.flower.compat import Mod, numpy_client_of, refilled
-from flwr_safedshb.privacy.clipping.examples import UnsupportedModelError
+from flwr_safedshb.privacy.examples import UnsupportedModelError
 
 Evaluate = Callable[[Message, Context], Message]
 ClientFn = Callable[[Context], SafeDSHBClient | Client]

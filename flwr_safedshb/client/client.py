@@ -38,12 +38,12 @@ from flwr_safedshb.client.step import Step, several, take_step
 from flwr_safedshb.exchange.arrays import MARK, STATE, Arrays
 from flwr_safedshb.exchange.model import ModelArrays
 from flwr_safedshb.flower.compat import Mod, objection
-from flwr_safedshb.privacy.clipping.examples import causes_shown
 from flwr_safedshb.privacy.clipping.gradients import (
     ClippedGradients,
     Loss,
     UnsupportedModelError,
 )
+from flwr_safedshb.privacy.examples import causes_shown
 from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted, LedgerError
 from flwr_safedshb.privacy.plan import ALL, Clipping, PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import Randomness, SecureRandomness

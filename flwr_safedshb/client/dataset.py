@@ -14,10 +14,10 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from flwr_safedshb.privacy.clipping.examples import Batch, leaves, log_unusable
-from flwr_safedshb.privacy.gaussian import Data
+from flwr_safedshb.privacy.examples import Batch, Data, log_unusable
 
 # From an item to its input and its target.
 Unpack = Callable[[Any], tuple[Any, Any]]
@@ -200,7 +200,9 @@ def log_unreal(data: Data) -> None:
 
 def num_examples(data: Data) -> int:
     """Return how many examples there are."""
-    return len(leaves(data[0])[0] if isinstance(data, tuple) else cast(Sized, data))
+    return len(
+        tree_leaves(data[0])[0] if isinstance(data, tuple) else cast(Sized, data)
+    )
 
 
 def _is_pair(dataset: object) -> bool:
@@ -217,7 +219,7 @@ def _is_pair(dataset: object) -> bool:
 
 def _whole(pair: Sequence[object]) -> Data:
     inputs, targets = _nest(pair[0], "inputs"), _nest(pair[1], "targets")
-    tensors = [*leaves(inputs), *leaves(targets)]
+    tensors = [*tree_leaves(inputs), *tree_leaves(targets)]
     sizes = {len(tensor) if tensor.dim() else 0 for tensor in tensors}
     if len(sizes) != 1:
         raise DatasetError(

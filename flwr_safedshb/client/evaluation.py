@@ -28,7 +28,6 @@ from flwr_safedshb.client.node import RefusedError, keep_to_budget
 from flwr_safedshb.exchange import evaluations as names
 from flwr_safedshb.exchange.arrays import Arrays
 from flwr_safedshb.privacy.accounting import limits
-from flwr_safedshb.privacy.clipping.examples import leaves, rows
 from flwr_safedshb.privacy.evaluation import (
     Counts,
     Question,
@@ -36,7 +35,8 @@ from flwr_safedshb.privacy.evaluation import (
     is_right,
     private_counts,
 )
-from flwr_safedshb.privacy.gaussian import Data, prepare, whole_tensors
+from flwr_safedshb.privacy.examples import Data, rows, tensors_of
+from flwr_safedshb.privacy.gaussian import prepare, whole_tensors
 from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.words import PLAIN
@@ -156,7 +156,7 @@ def split_plans(
         mark = hmac.new(_key(ledger.path.parent), digestmod=hashlib.sha256)
         about = [plan.num_examples, evaluation.num_examples, _SPLIT_SEED]
         mark.update(repr(about).encode())
-        for tensor in leaves(*tensors):
+        for tensor in tensors_of(*tensors):
             mark.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
             flat = tensor.detach().cpu().contiguous().reshape(-1)
             mark.update(flat.view(torch.uint8).numpy().data)

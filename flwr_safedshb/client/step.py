@@ -27,7 +27,7 @@ from flwr_safedshb.exchange.arrays import (
     Arrays,
     stepped,
 )
-from flwr_safedshb.privacy.clipping.examples import causes_shown
+from flwr_safedshb.privacy.examples import causes_shown
 from flwr_safedshb.privacy.gaussian import (
     BLOCK,
     Draw,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MessageType
+from torch.utils._pytree import tree_leaves
 
 from flwr_safedshb.client.app import PrivateClientApp, content_of, ordered, reply_with
 from flwr_safedshb.client.client import SafeDSHBClient, marked, refusal
@@ -23,12 +24,11 @@ from flwr_safedshb.client.step import Step, charge, draw_of, finish, several
 from flwr_safedshb.exchange.arrays import Arrays, read
 from flwr_safedshb.flower.compat import set_id
 from flwr_safedshb.grids.in_process import InProcessGrid
-from flwr_safedshb.privacy.clipping.examples import causes_shown, leaves, spec
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
+from flwr_safedshb.privacy.examples import causes_shown, joined, spec
 from flwr_safedshb.privacy.gaussian import (
     Draw,
     Vector,
-    joined,
     private_vector,
     released,
     sampled,
@@ -164,7 +164,7 @@ def private_vectors(
         return [private_vector(gradients, draws[0], weight_decay)]
     batches = [sampled(gradients, draw) for draw in draws]
     some = [batch for batch in batches if batch is not None]
-    kinds = {(spec(x, y), len(leaves(y)[0]), good is None) for x, y, good in some}
+    kinds = {(spec(x, y), len(tree_leaves(y)[0]), good is None) for x, y, good in some}
     with unwarned():
         if len(some) == len(draws) and len(kinds) == 1:
             inputs = joined([x for x, _, _ in some])

@@ -30,17 +30,17 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from flwr_safedshb.privacy.clipping.examples import (
+from flwr_safedshb.privacy.clipping.passes import Pass, called
+from flwr_safedshb.privacy.examples import (
     Batch,
+    Data,
     Loss,
     PerExampleLoss,
-    arguments,
-    leaves,
     log_unusable,
     rows,
+    tensors_of,
 )
-from flwr_safedshb.privacy.clipping.passes import Alone
-from flwr_safedshb.privacy.gaussian import Data, read_example, unwarned, whole_tensors
+from flwr_safedshb.privacy.gaussian import read_example, unwarned, whole_tensors
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import Randomness, rounded
 
@@ -96,8 +96,8 @@ class Counts:
 
 def is_right(outputs: Batch, target: Batch) -> bool:
     """Say whether the largest output is the target; of one output, whether its sign."""
-    (label,) = leaves(target)[0].reshape(-1).tolist()
-    scores = leaves(outputs)[0].reshape(-1)
+    (label,) = tensors_of(target)[0].reshape(-1).tolist()
+    scores = tensors_of(outputs)[0].reshape(-1)
     if not torch.isfinite(scores).all():
         return False
     if len(scores) == 1:
@@ -129,7 +129,7 @@ def private_counts(
     if plan.sampling != "whole":
         raise ValueError(f"sampling={plan.sampling!r} must be 'whole' to evaluate")
     module = copy.deepcopy(model[0]).eval()
-    alone = Alone(module, PerExampleLoss(model[1]), torch.float64)
+    alone = Pass(module, PerExampleLoss(model[1]), torch.float64)
     sums = np.zeros(2 + 3 * (question.num_classes or 0), np.int64)
     seeds = torch.randint(2**62, (plan.num_examples,)).tolist()
     with unwarned(), torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -164,8 +164,7 @@ def _numbers(
         inputs, target = example
         try:
             label = _label(target, question)
-            positional, keywords = arguments(module, inputs)
-            outputs = module(*positional, **keywords)
+            outputs = called(module, inputs)
             share = float(loss(outputs, target).double().sum()) / question.max_loss
             correct = bool(right(outputs, target))
         except Exception as error:
@@ -192,7 +191,7 @@ def _label(target: Batch, question: Question) -> int:
     """Return the class of an example, or -1 if it is in none of those there are."""
     if question.num_classes is None:
         return -1
-    value = leaves(target)[0].reshape(-1)
+    value = tensors_of(target)[0].reshape(-1)
     number = float(value[0]) if len(value) == 1 else math.nan
     known = number in range(question.num_classes)
     return int(number) if known else -1

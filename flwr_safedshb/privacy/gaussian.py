@@ -8,32 +8,30 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence, Sized
+from collections.abc import Sized
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from flwr_safedshb.privacy.clipping.examples import (
+from flwr_safedshb.privacy.clipping.gradients import ClippedGradients, Loss
+from flwr_safedshb.privacy.examples import (
     Batch,
-    leaves,
+    Data,
+    Example,
+    joined,
     log_unusable,
-    mapped,
-    rows,
     spec,
 )
-from flwr_safedshb.privacy.clipping.gradients import ClippedGradients, Loss
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import Randomness, rounded
 
-Example = tuple[Batch, Batch]
-# Batches, which those who hand them in know better.
-Data = Dataset[Any] | tuple[Any, Any]
 Vector = npt.NDArray[np.float32]
 Layers = list[Vector]
 Drawn = tuple[Batch, Batch, torch.Tensor | None]
@@ -75,7 +73,7 @@ def prepare(gradients: ClippedGradients, dataset: Data) -> None:
     UnsupportedModelError
         If the model or the loss cannot be used, with the reason.
     """
-    like = _like(dataset)
+    like = typical(dataset)
     if like is not None:
         gradients.prepare(*like)
 
@@ -100,6 +98,7 @@ def private_gradient(
     if isinstance(gradients, tuple):
         model, loss = gradients
         gradients = ClippedGradients(model, loss, plan.clip_norm, plan.clipping)
+    prepare(gradients, dataset)
     vector = private_vector(gradients, Draw(dataset, plan, randomness), weight_decay)
     weights = gradients.trained
     parts = torch.split(torch.from_numpy(vector), [w.numel() for w in weights])
@@ -158,8 +157,8 @@ def _check(gradients: ClippedGradients, dataset: Data, plan: PrivacyPlan) -> Non
             f"clip_norm={plan.clip_norm}; they must be equal"
         )
     tensors = whole_tensors(dataset)
-    parts: Sequence[Sized] = [t for part in tensors or () for t in leaves(part)]
-    sizes = {len(part) for part in parts or [cast(Sized, dataset)]}
+    parts = [cast(Sized, dataset)] if tensors is None else tree_leaves(tensors)
+    sizes = {len(part) for part in parts}
     if sizes != {plan.num_examples}:
         raise ValueError(
             f"num_examples={plan.num_examples} must be the size of the dataset, got "
@@ -167,7 +166,7 @@ def _check(gradients: ClippedGradients, dataset: Data, plan: PrivacyPlan) -> Non
         )
 
 
-def whole_tensors(dataset: Data) -> tuple[Batch, Batch] | None:
+def whole_tensors(dataset: Data) -> Example | None:
     """Return inputs and targets if they are whole tensors, or nests of them."""
     parts = dataset.tensors if isinstance(dataset, TensorDataset) else dataset
     if not isinstance(parts, tuple | list) or len(parts) != 2:
@@ -179,7 +178,7 @@ def whole_tensors(dataset: Data) -> tuple[Batch, Batch] | None:
     return inputs, targets
 
 
-def _like(dataset: Data) -> tuple[Batch, Batch] | None:
+def typical(dataset: Data) -> Example | None:
     """Return inputs and targets with the shape and type that examples have.
 
     Of a dataset that is read one by one, what most of the first three examples that can
@@ -188,7 +187,7 @@ def _like(dataset: Data) -> tuple[Batch, Batch] | None:
     tensors = whole_tensors(dataset)
     if tensors is not None:
         return tensors
-    found: list[tuple[Batch, Batch]] = []
+    found: list[Example] = []
     for index in range(len(cast(Sized, dataset))):
         example = read_example(dataset, index)
         found += [] if example is None else [example]
@@ -200,7 +199,7 @@ def _like(dataset: Data) -> tuple[Batch, Batch] | None:
     return found[kinds.index(max(kinds, key=kinds.count))]
 
 
-def read_example(dataset: Data, index: int) -> tuple[Batch, Batch] | None:
+def read_example(dataset: Data, index: int) -> Example | None:
     """Return an example as a batch of one; None if it cannot be read."""
     try:
         inputs, targets = default_collate([cast(Dataset[Example], dataset)[index]])
@@ -217,18 +216,18 @@ def sampled(gradients: ClippedGradients, draw: Draw) -> Drawn | None:
     its place in the batch, which another then fills, as it fills an empty one.
     """
     _check(gradients, draw.dataset, draw.plan)
-    like = _like(draw.dataset)
-    if like is not None:
-        gradients.prepare(*like)
     batch = draw.plan.sampler.draw(draw.plan, draw.randomness)
+    like = typical(draw.dataset)
     if like is None or not len(batch):
         return None
     chosen, taken = _placed(batch, draw)
-    tensors = whole_tensors(draw.dataset)
-    if tensors is not None:
+    if whole_tensors(draw.dataset) is not None:
         index = torch.from_numpy(chosen)
         usable = None if taken.all() else torch.from_numpy(taken)
-        return rows(tensors[0], index), rows(tensors[1], index), usable
+        inputs, targets = tree_map(
+            lambda tensor: tensor.index_select(0, index.to(tensor.device)), like
+        )
+        return inputs, targets, usable
     both = zip(chosen.tolist(), taken, strict=True)
     with unwarned():
         read = [
@@ -238,13 +237,6 @@ def sampled(gradients: ClippedGradients, draw: Draw) -> Drawn | None:
     pairs = [like if p is None or spec(*p) != spec(*like) else p for p in read]
     inputs, targets = joined([x for x, _ in pairs]), joined([y for _, y in pairs])
     return inputs, targets, torch.tensor([pair is not like for pair in pairs])
-
-
-def joined(batches: Sequence[Batch]) -> Batch:
-    """Return one batch of all examples."""
-    columns = zip(*map(leaves, batches), strict=True)
-    tensors = iter([torch.cat(column) for column in columns])
-    return mapped(lambda _: next(tensors), batches[0])
 
 
 def _placed(

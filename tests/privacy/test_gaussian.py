@@ -16,12 +16,8 @@ from flwr_safedshb.privacy.clipping.gradients import (
     ClippedGradients,
     UnsupportedModelError,
 )
-from flwr_safedshb.privacy.gaussian import (
-    Data,
-    Layers,
-    prepare,
-    private_gradient,
-)
+from flwr_safedshb.privacy.examples import Data
+from flwr_safedshb.privacy.gaussian import Layers, prepare, private_gradient
 from flwr_safedshb.privacy.plan import Clipping, PrivacyPlan, Sampling
 from flwr_safedshb.privacy.randomness.noise import (
     Randomness,

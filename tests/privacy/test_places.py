@@ -7,7 +7,8 @@ from scipy import stats
 from torch import nn
 
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.gaussian import Data, private_gradient
+from flwr_safedshb.privacy.examples import Data
+from flwr_safedshb.privacy.gaussian import private_gradient
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SecureRandomness, SeededRandomness
 

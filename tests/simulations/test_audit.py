@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import simulations.audit
-from flwr_safedshb.privacy.clipping.examples import Batch
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
+from flwr_safedshb.privacy.examples import Batch
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 from simulations.audit import PLANS, audit, epsilon_lower_bound, main

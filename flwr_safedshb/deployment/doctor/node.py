@@ -25,8 +25,8 @@ from flwr_safedshb.deployment.doctor.machine import (
     check_versions,
 )
 from flwr_safedshb.deployment.node_file import NodeFile
+from flwr_safedshb.privacy import examples
 from flwr_safedshb.privacy.accounting import accountant
-from flwr_safedshb.privacy.clipping import examples
 from flwr_safedshb.privacy.gaussian import private_gradient
 from flwr_safedshb.privacy.ledger import database
 from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError

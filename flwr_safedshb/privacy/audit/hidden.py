@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from flwr_safedshb.privacy.audit.subject import Batch
-from flwr_safedshb.privacy.clipping.examples import PerExampleLoss
 from flwr_safedshb.privacy.clipping.gradients import Loss
+from flwr_safedshb.privacy.examples import PerExampleLoss
 
 
 class Hidden:

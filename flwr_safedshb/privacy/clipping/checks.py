@@ -9,26 +9,27 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_leaves, tree_map
 
-from flwr_safedshb.privacy.clipping.examples import (
+from flwr_safedshb.privacy.clipping.passes import Pass, Together, called
+from flwr_safedshb.privacy.clipping.sums import MAX_CLIP, clipped_sums
+from flwr_safedshb.privacy.examples import (
     Batch,
+    Example,
     Loss,
     PerExampleLoss,
     UnsupportedModelError,
-    leaves,
-    mapped,
+    in_words,
     rows,
-    shape_in_words,
+    tensors_of,
 )
-from flwr_safedshb.privacy.clipping.passes import Alone, Pass, Together, called
-from flwr_safedshb.privacy.clipping.sums import MAX_CLIP, clipped_sums
 
 # Made-up examples: enough to see that one does not depend on another.
 _COUNT = 3
@@ -40,7 +41,7 @@ _LONG = 100
 def check_model(
     model: nn.Module,
     loss: Loss | None = None,
-    like: tuple[Batch, Batch] | None = None,
+    like: Example | None = None,
 ) -> None:
     """Refuse a model that cannot be trained privately, before anything else is done.
 
@@ -88,7 +89,7 @@ def check_model(
             + "; ".join(dict.fromkeys(problems))
         )
     if like is None and isinstance(given := getattr(model, "dummy_inputs", None), dict):
-        like = given, torch.zeros(len(leaves(given)[0]))
+        like = given, torch.zeros(len(tree_leaves(given)[0]))
         loss = _first_output
     if like is not None and loss is not None:
         best_pass(model, PerExampleLoss(loss), like, trained[0].dtype)
@@ -96,7 +97,7 @@ def check_model(
 
 def _first_output(outputs: Batch, targets: torch.Tensor) -> torch.Tensor:
     """Stand in for a loss that is not known yet."""
-    return leaves(outputs)[0].flatten(1).sum(1)
+    return tensors_of(outputs)[0].flatten(1).sum(1)
 
 
 def training_copy(model: nn.Module) -> nn.Module:
@@ -109,10 +110,7 @@ def training_copy(model: nn.Module) -> nn.Module:
 
 
 def best_pass(
-    model: nn.Module,
-    loss: PerExampleLoss,
-    like: tuple[Batch, Batch],
-    dtype: torch.dtype,
+    model: nn.Module, loss: PerExampleLoss, like: Example, dtype: torch.dtype
 ) -> Pass:
     """Return the best pass that gives examples the gradients that each has alone.
 
@@ -135,15 +133,15 @@ def best_pass(
         _redraw(trial)
         # Without dropout, so that there is something to compare.
         still = copy.deepcopy(trial).eval()
-        examples, right = _tried(Alone(still, loss, dtype), like)
+        examples, right = _tried(Pass(still, loss, dtype), like)
         _refuse_mixing(still, loss, *examples)
         failure: Exception = ArithmeticError("gradients are too large, or differ")
-        for kind in (Together, Alone):
+        for kind in (Together, Pass):
             try:
-                found = _each(kind(copy.deepcopy(still), loss, dtype), *examples)
+                found = _each(kind(copy.deepcopy(still), loss, dtype), examples)
                 best = kind(copy.deepcopy(trial), loss, dtype)
                 before = torch.get_rng_state()
-                _each(best, *examples)
+                _each(best, examples)
                 best.random = not torch.equal(before, torch.get_rng_state())
                 if _close(found, right):
                     return best
@@ -173,9 +171,7 @@ def _redraw(module: nn.Module) -> None:
             p.copy_(torch.randn(p.shape) / math.sqrt(fan) + (p.dim() == 1))
 
 
-def _tried(
-    alone: Alone, like: tuple[Batch, Batch]
-) -> tuple[tuple[Batch, Batch], torch.Tensor]:
+def _tried(alone: Pass, like: Example) -> tuple[Example, torch.Tensor]:
     """Return examples that model and loss can take, and the gradient of each."""
     failure: Exception | None = None
     for words, classes in itertools.product((10, 2, 1), (10, 3, 2, 1)):
@@ -200,14 +196,14 @@ def _made_up(like: Batch, numbers: int, targets: bool = False) -> Batch:
             drawn = torch.rand(shape) if targets else torch.randn(shape)
         return drawn.to(tensor.device, tensor.dtype)
 
-    return mapped(made, like)
+    return cast(Batch, tree_map(made, like))
 
 
-def _each(path: Pass, inputs: Batch, targets: Batch) -> torch.Tensor:
+def _each(path: Pass, examples: Example) -> torch.Tensor:
     """Return each example's gradient, (k, d)."""
-    path.settle(inputs, targets)
+    path.settle(examples)
     shape = _COUNT, 1, sum(p.numel() for p in path.places)
-    return clipped_sums(path.parts(inputs, targets), shape, MAX_CLIP, path.dtype)
+    return clipped_sums(path.parts(*examples), shape, MAX_CLIP, path.dtype)
 
 
 def _refuse_mixing(
@@ -235,41 +231,29 @@ def _close(found: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _failed(
-    error: Exception | None, model: nn.Module, like: tuple[Batch, Batch]
+    error: Exception | None, model: nn.Module, like: Example
 ) -> UnsupportedModelError:
     """Say what went wrong with made-up examples, and what may mend it."""
     if isinstance(error, UnsupportedModelError):
         return error
     weights = next(p.dtype for p in model.parameters() if p.requires_grad)
     cures = []
-    if any(t.is_floating_point() and t.dtype != weights for t in leaves(like[0])):
-        cures.append(f"make the inputs {_word(weights)}, as the weights are")
-    whole = [t.dtype for t in leaves(like[1]) if not t.is_floating_point()]
+    if any(t.is_floating_point() and t.dtype != weights for t in tree_leaves(like[0])):
+        word = str(weights).removeprefix("torch.")
+        cures.append(f"make the inputs {word}, as the weights are")
+    whole = [t.dtype for t in tree_leaves(like[1]) if not t.is_floating_point()]
     if any(dtype != torch.int64 for dtype in whole):
         cures.append("make the targets int64, as losses want classes")
-    if whole and any(t.shape[1:] == (1,) for t in leaves(like[1])):
+    if whole and any(t.shape[1:] == (1,) for t in tree_leaves(like[1])):
         cures.append("make the targets (k), by squeeze(1), as losses want classes")
     text = " ".join(str(error).split())[:_LONG]
     return UnsupportedModelError(
         "; ".join(
             [
                 "the model or the loss fails on made-up examples like the data, inputs "
-                f"{_in_words(like[0])} and targets {_in_words(like[1])}",
+                f"{in_words(like[0])} and targets {in_words(like[1])}",
                 *cures,
                 f"{type(error).__name__}: {text}",
             ]
         )
     )
-
-
-def _in_words(batch: Batch) -> str:
-    if isinstance(batch, torch.Tensor):
-        return f"{_word(batch.dtype)} {shape_in_words(batch)}"
-    if isinstance(batch, dict):
-        parts = [f"{name}: {_in_words(part)}" for name, part in batch.items()]
-        return f"{{{', '.join(parts)}}}"
-    return f"[{', '.join(_in_words(part) for part in cast(Sequence[Batch], batch))}]"
-
-
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

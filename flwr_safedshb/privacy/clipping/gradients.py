@@ -16,30 +16,24 @@ Formal guarantees
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from flwr_safedshb.privacy.clipping.checks import best_pass, check_model
-from flwr_safedshb.privacy.clipping.examples import (
+from flwr_safedshb.privacy.clipping.passes import Pass
+from flwr_safedshb.privacy.clipping.sums import MAX_CLIP, MIN_CLIP, WIDE, clipped_sums
+from flwr_safedshb.privacy.examples import (
     Batch,
+    Example,
     Loss,
     PerExampleLoss,
     Spec,
     UnsupportedModelError,
-    leaves,
     log_unusable,
     rows,
-    spec,
-)
-from flwr_safedshb.privacy.clipping.passes import Pass
-from flwr_safedshb.privacy.clipping.sums import (
-    MAX_CLIP,
-    MIN_CLIP,
-    WIDE,
-    clipped_sums,
 )
 from flwr_safedshb.privacy.plan import Clipping
 
@@ -122,22 +116,18 @@ class ClippedGradients:
         """Find out, with made-up examples, how to treat examples like these.
 
         A call does so by itself; asked beforehand, a model that cannot be trained is
-        refused before anything is charged.
-
-        Parameters
-        ----------
-        inputs, targets : as in a call
-            Their shapes and types matter, and not their values.
+        refused before anything is charged. Of the examples only shapes and types
+        matter.
 
         Raises
         ------
         UnsupportedModelError
         """
-        kind = spec(inputs, targets)
+        tensors = tree_leaves((inputs, targets))
+        kind = tuple((tuple(tensor.shape[1:]), tensor.dtype) for tensor in tensors)
         if kind not in self._paths:
             like = inputs, targets
-            path = best_pass(self.model, self._loss, like, self._dtype)
-            self._paths[kind] = path
+            self._paths[kind] = best_pass(self.model, self._loss, like, self._dtype)
         return self._paths[kind]
 
     def __call__(self, inputs: Batch, targets: Batch) -> list[torch.Tensor]:
@@ -161,15 +151,7 @@ class ClippedGradients:
     def flat_sum(
         self, inputs: Batch, targets: Batch, usable: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the sum of the examples' clipped gradients as one vector, (d,).
-
-        Parameters
-        ----------
-        inputs, targets
-            As in a call.
-        usable : Tensor of bool, shape (k,), optional
-            False for places that are empty: what stands there contributes zero.
-        """
+        """Return the sum of the examples' clipped gradients as one vector, (d,)."""
         return self.grouped(inputs, targets, 1, usable)[0]
 
     def grouped(
@@ -187,77 +169,73 @@ class ClippedGradients:
             One group after the other.
         groups : int
         usable : Tensor of bool, shape (groups * k,), optional
+            False for places that are empty: what stands there contributes zero.
 
         Returns
         -------
         Tensor, shape (groups, d)
             In float32 or float64.
         """
-        counts = {len(tensor) for tensor in (*leaves(inputs), *leaves(targets))}
+        counts = {len(tensor) for tensor in tree_leaves((inputs, targets))}
         if len(counts) != 1:
             raise ValueError(f"inputs and targets must pair up, got {sorted(counts)}")
         (count,) = counts
         if count == 0:
-            device = self.trained[0].device
-            return torch.zeros(groups, self.size, device=device)
+            return torch.zeros(groups, self.size, device=self.trained[0].device)
         path = self.prepare(inputs, targets)
-        self._share_weights(path)
-        most = max(1, MAX_HELD[self.clipping] // max(1, path.held))
-        each = count // groups
-        if count <= most:
-            return self._sums(path, (inputs, targets), groups, usable, each)
-        # One group after the other, in parts where one alone is too large.
-        out = torch.zeros(groups, self.size, dtype=torch.float64)
-        for group, first in itertools.product(range(groups), range(0, each, most)):
-            part = slice(group * each + first, group * each + min(first + most, each))
-            some = None if usable is None else usable[part]
-            batch = rows(inputs, part), rows(targets, part)
-            out[group] += self._sums(path, batch, 1, some, each)[0]
-        return out
-
-    def _share_weights(self, path: Pass) -> None:
         for mine, given in zip(path.parameters, self._parameters(), strict=True):
             mine.data = given.data
         if path.buffers:
             for own, theirs in zip(path.buffers, self.model.buffers(), strict=True):
                 own.copy_(theirs)
+        most = max(1, MAX_HELD[self.clipping] // max(1, path.held))
+        each = count // groups
+        if count <= most:
+            return self._sums(path, (inputs, targets), (groups, each), usable, each)
+        # One group after the other, in parts where one alone is too large.
+        out = torch.zeros(groups, self.size, dtype=torch.float64)
+        for group, first in itertools.product(range(groups), range(0, each, most)):
+            size = min(most, each - first)
+            part = slice(group * each + first, group * each + first + size)
+            some = None if usable is None else usable[part]
+            batch = rows(inputs, part), rows(targets, part)
+            out[group] += self._sums(path, batch, (1, size), some, each)[0]
+        return out
 
     def _sums(
         self,
         path: Pass,
-        batch: tuple[Batch, Batch],
-        groups: int,
+        batch: Example,
+        shape: tuple[int, int],
         usable: torch.Tensor | None,
         whole: int,
     ) -> torch.Tensor:
-        count = len(leaves(batch[1])[0])
         # One state for every try: whether an example fails moves no other's dropout.
         seed = int(torch.randint(2**62, ())) if path.random else None
         try:
             parts = path.run(batch, seed)
         except Exception as error:
-            good = _usable(path, batch, seed)
+            good = _usable(path, batch, seed, shape[0] * shape[1])
             log_unusable(int((~good).sum()), error)
             usable = good if usable is None else usable & good
+            # Every example in its own place, so that all round as they would beside
+            # any other; what fails is a copy of what does not.
+            places = torch.where(good, torch.arange(len(good)), good.int().argmax())
             try:
-                # Every example in its own place, so that all round as they would beside
-                # any other; what fails is a copy of what does not.
-                places = torch.where(good, torch.arange(count), good.int().argmax())
                 parts = path.run([rows(part, places) for part in batch], seed)
             except Exception:
-                return torch.zeros(groups, self.size)
+                parts = []
         if not parts:  # no gradient leads anywhere
-            return torch.zeros(groups, self.size)
-        shape = groups, count // groups, self.size
-        return clipped_sums(parts, shape, self.clip_norm, path.dtype, usable, whole)
+            return torch.zeros(shape[0], self.size)
+        numbers = (*shape, self.size), self.clip_norm, path.dtype
+        return clipped_sums(parts, *numbers, usable, whole)
 
 
-def _usable(path: Pass, batch: Sequence[Batch], seed: int | None) -> torch.Tensor:
-    """Say which examples the model and the loss can take, (k,) of bool.
+def _usable(path: Pass, batch: Example, seed: int | None, count: int) -> torch.Tensor:
+    """Say which of k examples the model and the loss can take, (k,) of bool.
 
     Each is asked in a batch as large, and in the same random state.
     """
-    count = len(leaves(batch[1])[0])
     good = torch.ones(count, dtype=torch.bool)
 
     def look(some: torch.Tensor) -> None:

@@ -1,16 +1,13 @@
-"""Forward passes and losses of torch that are known not to mix examples."""
+"""Forward passes of torch that are known not to mix examples."""
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import nn
-from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.loss import _Loss
 
 from flwr_safedshb.privacy.clipping.layers import FORMULAS
+from flwr_safedshb.privacy.examples import unhooked
 
 # Layers without weights that treat every row of the first axis by itself.
 _ROWWISE = frozenset(
@@ -28,15 +25,6 @@ _HARMLESS = {
     *("__init__", "__module__", "__doc__", "__annotations__", "__constants__"),
     *("__annotate__", "__annotate_func__", "__parameters__", "extra_repr"),
 }
-_LOSSES = (
-    *(nn.CrossEntropyLoss, nn.NLLLoss, nn.BCELoss, nn.BCEWithLogitsLoss),
-    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
-)
-_FUNCTIONS = (
-    *(functional.cross_entropy, functional.nll_loss, functional.binary_cross_entropy),
-    *(functional.binary_cross_entropy_with_logits, functional.mse_loss),
-    *(functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss),
-)
 
 
 def rowwise(model: nn.Module) -> bool:
@@ -56,7 +44,7 @@ def has_formula(layer: nn.Module) -> bool:
         # A weight that is computed from others is none of the layer's own.
         and {"weight"} <= layer._parameters.keys() <= {"weight", "bias"}
         and getattr(layer, "padding_mode", "zeros") == "zeros"
-        and _unhooked(layer)
+        and unhooked(layer)
     )
 
 
@@ -69,20 +57,9 @@ def takes_rows(layer: nn.Module, inputs: torch.Tensor) -> bool:
     return inputs.dim() > 1 or not isinstance(layer, nn.Linear)
 
 
-def elementary(loss: object) -> bool:
-    """Say whether a loss is torch's own, which gives each row a value of its own."""
-    if isinstance(loss, functools.partial):
-        return loss.func in _FUNCTIONS and not loss.args and _none(loss.keywords)
-    return isinstance(loss, _Loss) and type(loss) in _LOSSES and _unhooked(loss)
-
-
-def _none(keywords: dict[str, object]) -> bool:
-    return keywords == {"reduction": "none"}
-
-
 def _known(module: nn.Module) -> bool:
     kind = type(module)
-    if not _inherits(kind) or not _unhooked(module) or "forward" in vars(module):
+    if not _inherits(kind) or not unhooked(module) or "forward" in vars(module):
         return False
     if kind.forward is nn.Sequential.forward:
         return True
@@ -106,9 +83,3 @@ def _inherits(kind: type) -> bool:
 
 def _is_torchs(kind: type) -> bool:
     return kind.__module__.startswith("torch.nn.modules.")
-
-
-def _unhooked(module: nn.Module) -> bool:
-    # A hook may replace a weight, what the module returns, or what comes back to it.
-    hooks = (module._forward_hooks, module._forward_pre_hooks)
-    return not any((*hooks, module._backward_hooks, module._backward_pre_hooks))

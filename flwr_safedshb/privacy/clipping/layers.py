@@ -11,10 +11,7 @@ returns the parts (`sums`) of the layer's parameters.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -23,11 +20,11 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
-from flwr_safedshb.privacy.clipping.sums import Held, Outer, Part, Rows
+from flwr_safedshb.privacy.clipping.sums import Part, Rows
 
 # Elements that are worked on at a time: few, so that they stay in the cache.
 _CACHED = 2**18
-Spread = Callable[[slice], torch.Tensor]
+Parts = list[Part | Rows]
 
 
 class _Unwrapped(torch.autograd.Function):
@@ -54,96 +51,88 @@ class _Unwrapped(torch.autograd.Function):
         return function(inputs.movedim(in_dims[0], 0)), 0
 
 
-class Watch:
-    """Watches layers of a model.
+class Watched:
+    """A layer that is watched, all its uses in a pass, and memory for its gradients.
+
+    Parameters
+    ----------
+    layer : nn.Module
+    places : mapping from parameters that are trained to slices
+        Where they are in the sum.
+    dtype : torch.dtype
+        In which is summed.
+    tickets : list of Tensor
+        Under `torch.vmap`, a tensor of one example, by which vmap knows itself.
 
     Attributes
     ----------
-    uses : mapping from layers to lists of inputs and places in the graph
+    uses : list of inputs and places in the graph
         Of the last pass; to be emptied before another.
-    ticket : Tensor, or None
-        Under `torch.vmap`, a tensor of one example, by which vmap knows itself.
+    seen : list of inputs and their g
+        Of the uses that a loss depends on, by k examples (`count`).
     """
 
     def __init__(
         self,
-        layers: list[nn.Module],
+        layer: nn.Module,
         places: Mapping[nn.Parameter, slice],
         dtype: torch.dtype,
+        tickets: list[torch.Tensor],
     ) -> None:
-        self.layers, self._dtype = layers, dtype
-        self.ticket = cast("torch.Tensor | None", None)
-        self.uses: dict[nn.Module, list[tuple[torch.Tensor, GradientEdge]]]
-        self.uses = defaultdict(list)
-        self._rooms: dict[nn.Module, torch.Tensor] = {}
-        self._places: dict[nn.Module, dict[str, slice]] = {}
-        for layer in layers:
-            layer.forward = self._watched(layer)
-            own = layer.named_parameters(recurse=False)
-            self._places[layer] = {n: places[p] for n, p in own if p in places}
+        self.layer, self.dtype, self._tickets = layer, dtype, tickets
+        own = layer.named_parameters(recurse=False)
+        self.at = {name: places[p] for name, p in own if p in places}
+        self.uses: list[tuple[torch.Tensor, GradientEdge]] = []
+        self.seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.count = 0
+        self._memory = cast(torch.Tensor, layer.weight).new_empty(0, dtype=dtype)
+        layer.forward = self._forward()
 
-    def ignore_unused(self) -> None:
-        """Watch those layers no longer that the last pass did not call."""
-        for layer in self.layers:
-            if layer not in self.uses:
-                del layer.forward
-        self.layers = [layer for layer in self.layers if layer in self.uses]
+    def parts(self, count: int, found: list[torch.Tensor | None]) -> Parts:
+        """Return the gradients of k examples, from the last of those `found`.
 
-    def parts(
-        self, losses: torch.Tensor, copies: Sequence[tuple[slice, torch.Tensor]]
-    ) -> list[Part]:
-        """Return the gradients of k examples for the layers, and for some copies.
-
-        `losses` has the shape (k,), and every copy (k, ...), one for each example, with
-        its place in the sum. What was used is let go: its memory is free for the next.
+        What was used is let go: its memory is free for the next.
         """
-        edges = [use[1] for layer in self.layers for use in self.uses[layer]]
-        wanted: Sequence[torch.Tensor] = [*edges, *(each for _, each in copies)]  # type: ignore[list-item]  # torch takes both
-        found = list(torch.autograd.grad(losses.sum(), wanted, allow_unused=True))
-        parts: list[Part] = []
-        for place, _ in reversed(copies):
+        self.count = count
+        for inputs, _ in reversed(self.uses):
             if (g := found.pop()) is not None:
-                parts.append(Held(g.flatten(1).to(self._dtype), place))
-        for layer in reversed(self.layers):
-            uses = []
-            for inputs, _ in reversed(self.uses.pop(layer)):
-                if (g := found.pop()) is not None:
-                    uses.append((inputs, g))
-            if uses:
-                places, room = self._places[layer], partial(self._room, layer)
-                seen = Seen(uses, len(losses), places, self._dtype, room)
-                parts += FORMULAS[type(layer).forward](layer, seen)
-        return parts
+                self.seen.append((inputs, g))
+        self.uses.clear()
+        try:
+            return FORMULAS[type(self.layer).forward](self) if self.seen else []
+        finally:
+            self.seen.clear()
 
-    def _room(self, layer: nn.Module, shape: tuple[int, int]) -> torch.Tensor:
+    def rows(self, which: int) -> torch.Tensor:
+        """Return the inputs (0) or g (1) of all uses as (k, t, ...), t positions."""
+        found = [use[which].to(self.dtype) for use in self.seen]
+        return _joined([x.reshape(self.count, -1, x.shape[-1]) for x in found], 1)
+
+    def room(self, shape: tuple[int, int]) -> torch.Tensor:
         """Return memory that stays: new memory costs more than what is done in it."""
-        room, elements = self._rooms.get(layer), math.prod(shape)
-        if room is None or len(room) < elements:
-            device = next(layer.parameters()).device
-            room = torch.empty(elements, dtype=self._dtype, device=device)
-            self._rooms[layer] = room
-        return room[:elements].view(shape)
+        if len(self._memory) < math.prod(shape):
+            self._memory = self._memory.new_empty(math.prod(shape))
+        return self._memory[: math.prod(shape)].view(shape)
 
-    def _watched(self, layer: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-        own = type(layer).forward
+    def _forward(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        own = type(self.layer).forward
 
         def see(inputs: torch.Tensor) -> torch.Tensor:
-            outputs: torch.Tensor = own(layer, inputs)
+            outputs: torch.Tensor = own(self.layer, inputs)
             # The edge, and not the output, which may be overwritten in place.
-            use = inputs.detach(), get_gradient_edge(outputs)
-            self.uses[layer].append(use)
+            self.uses.append((inputs.detach(), get_gradient_edge(outputs)))
             return outputs
 
         def see_all(inputs: torch.Tensor) -> torch.Tensor:
-            if not _folds(layer, inputs):
+            if not _folds(self.layer, inputs):
                 return see(inputs)
             outputs = see(inputs.flatten(0, 1))
             return outputs.view(*inputs.shape[:2], *outputs.shape[1:])
 
         def forward(input: torch.Tensor) -> torch.Tensor:  # torch's name
-            if self.ticket is None:
+            if not self._tickets:
                 return see(input)
-            unwrapped = cast(Any, _Unwrapped).apply(input, self.ticket, see_all)
+            unwrapped = cast(Any, _Unwrapped).apply(input, self._tickets[0], see_all)
             return cast(torch.Tensor, unwrapped)
 
         return forward
@@ -156,35 +145,18 @@ def _folds(layer: nn.Module, inputs: torch.Tensor) -> bool:
     return isinstance(layer, nn.GroupNorm)
 
 
-@dataclass(frozen=True)
-class Seen:
-    """All uses of a layer in one pass, and memory for gradients that are formed."""
-
-    uses: Sequence[tuple[torch.Tensor, torch.Tensor]]  # inputs, g
-    count: int  # k
-    at: Mapping[str, slice]  # where parameters that are trained are in the sum
-    dtype: torch.dtype  # in which is summed
-    room: Callable[[tuple[int, int]], torch.Tensor]
-
-    def rows(self, which: int) -> torch.Tensor:
-        """Return the inputs (0) or g (1) of all uses as (k, t, ...), t positions."""
-        found = [use[which].to(self.dtype) for use in self.uses]
-        split = [each.reshape(self.count, -1, each.shape[-1]) for each in found]
-        return _joined(split, 1)
-
-
-def _linear(layer: nn.Module, seen: Seen) -> list[Part]:
+def _linear(seen: Watched) -> Parts:
     a, g, at = seen.rows(0), seen.rows(1), seen.at
     if a.shape[1] == 1 and "weight" in at:  # a position: two vectors are enough
-        return [Outer(a[:, 0], g[:, 0], at["weight"], at.get("bias"))]
+        return [Part(g[:, 0], at.get("bias"), a[:, 0], at["weight"])]
     return _weighted(seen, lambda some: a[some].mT.unsqueeze(1), g.mT.unsqueeze(1))
 
 
-def _convolution(module: nn.Module, seen: Seen) -> list[Part]:
-    layer = cast(_ConvNd, module)
+def _convolution(seen: Watched) -> Parts:
+    layer = cast(_ConvNd, seen.layer)
     pads = layer._reversed_padding_repeated_twice
     images, returned = [], []
-    for x, g in seen.uses:
+    for x, g in seen.seen:
         padded = functional.pad(x.to(seen.dtype), pads)
         images.append(padded.reshape(seen.count, -1, *padded.shape[1:]))
         # (k, images, channels, places) -> (k, groups, q, positions)
@@ -216,7 +188,9 @@ def _windows(layer: _ConvNd, images: torch.Tensor) -> torch.Tensor:
     return ordered.reshape(len(seen), layer.groups, -1, positions)
 
 
-def _weighted(seen: Seen, spread: Spread, g: torch.Tensor) -> list[Part]:
+def _weighted(
+    seen: Watched, spread: Callable[[slice], torch.Tensor], g: torch.Tensor
+) -> Parts:
     """Return the parts of a weight and its bias: sums of outer products over positions.
 
     Parameters
@@ -226,9 +200,9 @@ def _weighted(seen: Seen, spread: Spread, g: torch.Tensor) -> list[Part]:
     g : Tensor, shape (k, channels, q, t)
     """
     weight, bias = seen.at.get("weight"), seen.at.get("bias")
-    parts: list[Part] = []
+    parts: Parts = []
     if bias is not None:
-        parts.append(Held(g.sum(dim=3).flatten(1), bias))
+        parts.append(Part(g.sum(dim=3).flatten(1), bias))
     if weight is not None:
         rows = seen.room((seen.count, weight.stop - weight.start))
         gradients = rows.view(*g.shape[:3], -1)
@@ -236,48 +210,35 @@ def _weighted(seen: Seen, spread: Spread, g: torch.Tensor) -> list[Part]:
         for start in range(0, len(g), step):
             some = slice(start, start + step)
             torch.matmul(g[some], spread(some).mT, out=gradients[some])
-        parts.append(Held(rows, weight))
+        parts.append(Part(rows, weight))
     return parts
 
 
-def _group_norm(module: nn.Module, seen: Seen) -> list[Part]:
-    layer = cast(nn.GroupNorm, module)
-    return _normed(
-        seen,
-        lambda x: functional.group_norm(x, layer.num_groups, eps=layer.eps),
-        lambda g: (
-            g.reshape(*g.shape[:2], -1).sum(dim=2).view(seen.count, -1, g.shape[1])
-        ),
-    )
-
-
-def _layer_norm(module: nn.Module, seen: Seen) -> list[Part]:
-    layer = cast(nn.LayerNorm, module)
-    shape = list(layer.normalized_shape)
-    return _normed(
-        seen,
-        lambda x: functional.layer_norm(x, shape, eps=layer.eps),
-        lambda g: g.reshape(seen.count, -1, math.prod(shape)),
-    )
-
-
-def _normed(
-    seen: Seen,
-    norm: Callable[[torch.Tensor], torch.Tensor],
-    split: Callable[[torch.Tensor], torch.Tensor],
-) -> list[Part]:
-    """Return the parts of a scale and a shift; `split` makes (k, t, n) of a use."""
-    parts: list[Part] = []
+def _norm(seen: Watched) -> Parts:
+    """Return the parts of a scale, by what it scales, and of a shift."""
+    parts: Parts = []
     for name, at in seen.at.items():
-        each = [g * norm(x) if name == "weight" else g for x, g in seen.uses]
-        rows = _joined([split(g.to(seen.dtype)) for g in each], 1)
-        parts.append(Held(rows.sum(dim=1), at))
+        each = []
+        for x, g in seen.seen:
+            scaled = g * _normed(seen.layer, x) if name == "weight" else g
+            scaled = scaled.to(seen.dtype)
+            if isinstance(seen.layer, nn.GroupNorm):  # over places, then over images
+                scaled = scaled.reshape(*g.shape[:2], -1).sum(dim=2)
+            each.append(scaled.reshape(seen.count, -1, at.stop - at.start))
+        parts.append(Part(_joined(each, 1).sum(dim=1), at))
     return parts
 
 
-def _embedding(module: nn.Module, seen: Seen) -> list[Part]:
-    layer = cast(nn.Embedding, module)
-    entries = _joined([x.reshape(seen.count, -1) for x, _ in seen.uses], 1)
+def _normed(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    if isinstance(layer, nn.GroupNorm):
+        return functional.group_norm(x, layer.num_groups, eps=layer.eps)
+    layer = cast(nn.LayerNorm, layer)
+    return functional.layer_norm(x, list(layer.normalized_shape), eps=layer.eps)
+
+
+def _embedding(seen: Watched) -> Parts:
+    layer = cast(nn.Embedding, seen.layer)
+    entries = _joined([x.reshape(seen.count, -1) for x, _ in seen.seen], 1)
     g = seen.rows(1)
     if layer.padding_idx is not None:  # its row has no gradient
         g = g.masked_fill((entries == layer.padding_idx).unsqueeze(2), 0.0)
@@ -288,12 +249,11 @@ def _joined(uses: list[torch.Tensor], dim: int) -> torch.Tensor:
     return uses[0] if len(uses) == 1 else torch.cat(uses, dim)
 
 
-FORMULAS: dict[object, Callable[[nn.Module, Seen], list[Part]]] = {
+FORMULAS: dict[object, Callable[[Watched], Parts]] = {
     nn.Linear.forward: _linear,
-    nn.Conv1d.forward: _convolution,
-    nn.Conv2d.forward: _convolution,
-    nn.Conv3d.forward: _convolution,
-    nn.GroupNorm.forward: _group_norm,
-    nn.LayerNorm.forward: _layer_norm,
+    **dict.fromkeys(
+        (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward), _convolution
+    ),
+    **dict.fromkeys((nn.GroupNorm.forward, nn.LayerNorm.forward), _norm),
     nn.Embedding.forward: _embedding,
 }

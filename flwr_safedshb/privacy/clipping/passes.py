@@ -7,7 +7,7 @@ the weights are:
   example by itself (`known`);
 - `Together`, under `torch.vmap`: any other model sees one example at a time, as a batch
   of one, while the work is done for all of them at once;
-- `Alone`: one example after the other, for what `torch.vmap` does not cover.
+- `Pass`: one example after the other, for what `torch.vmap` does not cover.
 
 `Together` watches the layers that have a formula (`layers`), in one backward pass.
 Every other parameter gets a copy for each example, so that autograd returns a gradient
@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from types import FunctionType
 from typing import cast
 
@@ -27,23 +29,23 @@ import torch
 from torch import nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves
 
-from flwr_safedshb.privacy.clipping.examples import (
+from flwr_safedshb.privacy.clipping.known import has_formula, rowwise, takes_rows
+from flwr_safedshb.privacy.clipping.layers import Parts, Watched
+from flwr_safedshb.privacy.clipping.sums import Part
+from flwr_safedshb.privacy.examples import (
     Batch,
+    Example,
     PerExampleLoss,
-    arguments,
     as_batch,
-    leaves,
     log_unusable,
     rows,
 )
-from flwr_safedshb.privacy.clipping.known import has_formula, rowwise, takes_rows
-from flwr_safedshb.privacy.clipping.layers import Watch
-from flwr_safedshb.privacy.clipping.sums import Held, Part
 
 
 class Pass:
-    """A way to the gradients of every example.
+    """One example after the other, each with the state that the model was given in.
 
     Parameters
     ----------
@@ -79,7 +81,7 @@ class Pass:
                 start, self.held = self.held, self.held + parameter.numel()
                 self.places[parameter] = slice(start, self.held)
 
-    def settle(self, inputs: Batch, targets: Batch) -> None:
+    def settle(self, made_up: Example) -> None:
         """Decide by made-up examples what the model alone does not say."""
 
     def fresh(self) -> tuple[nn.Module, PerExampleLoss]:
@@ -91,11 +93,7 @@ class Pass:
         shared |= {id(layer): _lightly_copied(layer) for layer in self._light}
         return copy.deepcopy((self.module, self.loss), shared)
 
-    def parts(self, inputs: Batch, targets: Batch) -> list[Part]:
-        """Return the gradients of k examples; raises what model or loss raise."""
-        raise NotImplementedError
-
-    def run(self, batch: Sequence[Batch], seed: int | None) -> list[Part]:
+    def run(self, batch: Sequence[Batch], seed: int | None) -> Parts:
         """Return the parts of inputs and targets, in a random state of their own."""
         with torch.enable_grad():  # also where the caller has turned gradients off
             if seed is None:
@@ -104,107 +102,10 @@ class Pass:
                 torch.manual_seed(seed)
                 return self.parts(*batch)
 
-
-class Together(Pass):
-    """All examples at once."""
-
-    def __init__(
-        self, module: nn.Module, loss: PerExampleLoss, dtype: torch.dtype
-    ) -> None:
-        super().__init__(module, loss, dtype)
-        self._plain = rowwise(module)
-        owners = Counter(p for layer in module.modules() for p in _own(layer))
-        watched = [
-            layer
-            for layer in module.modules()
-            if has_formula(layer)
-            and any(p in self.places for p in _own(layer))
-            and all(owners[p] == 1 for p in _own(layer))
-        ]
-        self._watch = Watch(watched, self.places, dtype)
-        self._find_loose()
-
-    def _find_loose(self) -> None:
-        """Find the parameters that no watched layer takes care of."""
-        watched = {p for layer in self._watch.layers for p in _own(layer)}
-        self._loose = {
-            name: parameter
-            for name, parameter in self.module.named_parameters()
-            if parameter in self.places and parameter not in watched
-        }
-        self._plain &= not self._loose
-        self.words = "known layers" if self._plain else "torch.vmap"
-
-    def settle(self, inputs: Batch, targets: Batch) -> None:
-        """Find layers that are not called, or that take the examples for channels."""
-        seen: list[bool] = []
-        hooks = [
-            layer.register_forward_pre_hook(
-                lambda layer, given: seen.append(takes_rows(layer, given[0]))
-            )
-            for layer in self.module.modules()
-            if self._plain
-        ]
-        self._losses(inputs, targets)
-        for hook in hooks:
-            hook.remove()
-        self._plain &= all(seen)
-        self._watch.ignore_unused()
-        self._find_loose()
-        parts = self.parts(inputs, targets)
-        self.held = sum(part.size for part in parts if isinstance(part, Held))
-
-    def parts(self, inputs: Batch, targets: Batch) -> list[Part]:
-        """Return the gradients of k examples; raises what model or loss raise."""
-        losses, copies = self._losses(inputs, targets)
-        loose = [(self.places[self._loose[name]], copies[name]) for name in copies]
-        return self._watch.parts(losses, loose)
-
-    def _losses(
-        self, inputs: Batch, targets: Batch
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the losses, (k,), and the copies of the loose parameters."""
-        self._watch.uses.clear()
-        if self._plain:
-            return self.loss.each(self.module(inputs), targets), {}
-        first = leaves(targets)[0]
-        copies = {
-            name: p.detach().expand(len(first), *p.shape).requires_grad_()
-            for name, p in self._loose.items()
-        }
-        tickets = torch.zeros(len(first), device=first.device)
-        one = functools.partial(self._one, *self.fresh())
-        each = torch.vmap(one, randomness="different")
-        try:
-            # The one attention that vmap does for all examples at once.
-            with sdpa_kernel(SDPBackend.MATH):
-                return each(tickets, copies, inputs, targets), copies
-        finally:
-            self._watch.ticket = None
-
-    def _one(
-        self,
-        module: nn.Module,
-        loss: PerExampleLoss,
-        ticket: torch.Tensor,
-        weights: dict[str, torch.Tensor],
-        inputs: Batch,
-        targets: Batch,
-    ) -> torch.Tensor:
-        """Return the loss of one example, which the model gets as a batch of one."""
-        self._watch.ticket = ticket
-        call = arguments(module, as_batch(inputs))
-        outputs = functional_call(module, weights, *call)
-        return loss(outputs, as_batch(targets)).squeeze(0)
-
-
-class Alone(Pass):
-    """One example after the other, each with the state that the model was given in."""
-
-    def parts(self, inputs: Batch, targets: Batch) -> list[Part]:
+    def parts(self, inputs: Batch, targets: Batch) -> Parts:
         """Return the gradients of k examples, NaN for one that cannot be used."""
         gradients = []
-        seeds = torch.randint(2**62, (len(leaves(targets)[0]),)).tolist()
+        seeds = torch.randint(2**62, (len(tree_leaves(targets)[0]),)).tolist()
         for i, seed in enumerate(seeds):
             one = slice(i, i + 1)
             torch.manual_seed(seed)  # whatever the examples before have drawn
@@ -213,7 +114,7 @@ class Alone(Pass):
             except Exception as error:
                 log_unusable(1, error)
                 gradients.append(torch.full((self.held,), torch.nan, dtype=self.dtype))
-        return [Held(torch.stack(gradients), slice(0, self.held))]
+        return [Part(torch.stack(gradients), slice(0, self.held))]
 
     def gradient(self, inputs: Batch, targets: Batch) -> torch.Tensor:
         """Return the gradient of one example, (d,)."""
@@ -227,10 +128,119 @@ class Alone(Pass):
         return torch.cat([g.flatten().to(self.dtype) for g in found])
 
 
-def called(module: nn.Module, inputs: Batch) -> Batch:
-    """Return what a model makes of inputs."""
-    args, keywords = arguments(module, inputs)
-    return cast(Batch, module(*args, **keywords))
+class Together(Pass):
+    """All examples at once."""
+
+    def settle(self, made_up: Example) -> None:
+        """Watch layers that are called, and that take the first axis for examples."""
+        self._plain, seen = rowwise(self.module), [True]
+        self._tickets: list[torch.Tensor] = []
+        self._loose: dict[str, nn.Parameter] = {}
+        owners = Counter(p for layer in self.module.modules() for p in _own(layer))
+        self._watched = [
+            Watched(layer, self.places, self.dtype, self._tickets)
+            for layer in self.module.modules()
+            if has_formula(layer)
+            and any(p in self.places for p in _own(layer))
+            and all(owners[p] == 1 for p in _own(layer))
+        ]
+        hooks = [
+            layer.register_forward_pre_hook(
+                lambda layer, given: seen.append(takes_rows(layer, given[0]))
+            )
+            for layer in self.module.modules()
+            if self._plain
+        ]
+        self._losses(*made_up)
+        for hook in hooks:
+            hook.remove()
+        for unused in [each.layer for each in self._watched if not each.uses]:
+            del unused.forward
+        self._watched = [each for each in self._watched if each.uses]
+        watched = {p for each in self._watched for p in _own(each.layer)}
+        # The parameters that no watched layer takes care of.
+        self._loose = {
+            name: parameter
+            for name, parameter in self.module.named_parameters()
+            if parameter in self.places and parameter not in watched
+        }
+        self._plain &= all(seen) and not self._loose
+        self.words = "known layers" if self._plain else "torch.vmap"
+        self.held = sum(
+            part.g.shape[1]
+            for part in self.parts(*made_up)
+            if isinstance(part, Part) and part.inputs is None
+        )
+
+    def parts(self, inputs: Batch, targets: Batch) -> Parts:
+        """Return the gradients of k examples; raises what model or loss raise."""
+        losses, copies = self._losses(inputs, targets)
+        edges = [edge for each in self._watched for _, edge in each.uses]
+        wanted: Sequence[torch.Tensor] = [*edges, *copies.values()]  # type: ignore[list-item]  # torch takes both
+        found: list[torch.Tensor | None]
+        found = list(torch.autograd.grad(losses.sum(), wanted, allow_unused=True))
+        parts: Parts = []
+        for name in reversed(copies):
+            if (g := found.pop()) is not None:
+                place = self.places[self._loose[name]]
+                parts.append(Part(g.flatten(1).to(self.dtype), place))
+        for watched in reversed(self._watched):
+            parts += watched.parts(len(losses), found)
+        return parts
+
+    def _losses(
+        self, inputs: Batch, targets: Batch
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the losses, (k,), and the copies of the loose parameters."""
+        for watched in self._watched:
+            watched.uses.clear()
+        if self._plain:
+            return self.loss.each(self.module(inputs), targets), {}
+        first = tree_leaves(targets)[0]
+        copies = {
+            name: p.detach().expand(len(first), *p.shape).requires_grad_()
+            for name, p in self._loose.items()
+        }
+        tickets = torch.zeros(len(first), device=first.device)
+        one = functools.partial(self._one, *self.fresh())
+        each = torch.vmap(one, randomness="different")
+        try:
+            # The one attention that vmap does for all examples at once.
+            with sdpa_kernel(SDPBackend.MATH):
+                return each(tickets, copies, inputs, targets), copies
+        finally:
+            self._tickets.clear()
+
+    def _one(
+        self,
+        module: nn.Module,
+        loss: PerExampleLoss,
+        ticket: torch.Tensor,
+        weights: dict[str, torch.Tensor],
+        inputs: Batch,
+        targets: Batch,
+    ) -> torch.Tensor:
+        """Return the loss of one example, which the model gets as a batch of one."""
+        self._tickets[:] = [ticket]
+        outputs = called(module, as_batch(inputs), weights)
+        return loss(outputs, as_batch(targets)).squeeze(0)
+
+
+def called(
+    module: nn.Module, inputs: Batch, weights: dict[str, torch.Tensor] | None = None
+) -> Batch:
+    """Return what a model makes of inputs, with some `weights` in place of its own.
+
+    A dict is given as keywords, where the model takes such keywords; everything else
+    is its one argument.
+    """
+    given: tuple[Batch, ...] = (inputs,)
+    keywords: dict[str, Batch] = {}
+    if isinstance(inputs, dict):
+        with suppress(TypeError):
+            inspect.signature(module.forward).bind(**inputs)
+            given, keywords = (), inputs
+    return cast(Batch, functional_call(module, weights or {}, given, keywords))
 
 
 def _is_light(layer: nn.Module) -> bool:

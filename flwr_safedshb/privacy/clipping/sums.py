@@ -19,7 +19,7 @@ type, u that type's unit roundoff (2^-24 for float32), v = 2^-53 that of float64
    (n + 3) u sum_i f_i |x_i| (Higham, "Accuracy and Stability of Numerical Algorithms",
    2002, section 3.1), and the error of the block has norm at most (n + 3) n u C'.
 3. Products that underflow add less than n u C' to it: an outer product for which they
-   could add more than u C' is left out (`Outer`), and elsewhere C >= MIN_CLIP is far
+   could add more than u C' is left out (`Part`), and elsewhere C >= MIN_CLIP is far
    above the least number of the type. All products are at most C', so none overflows.
 4. More than BLOCK examples are summed in blocks, and these in float64, or all at once
    in float64: by 2 and 3 with N and v, at most (N + 4) N v C' more. Blocks without the
@@ -45,7 +45,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Protocol
 
 import torch
 
@@ -56,74 +55,31 @@ MIN_CLIP, MAX_CLIP = 2.0**-60, 2.0**60
 _SQUARES = 256
 
 
-class Part(Protocol):
-    """The gradients of k examples for some of the parameters."""
+@dataclass(eq=False)
+class Part:
+    """The gradients of k examples for some of the parameters.
+
+    They are g, (k, q), of the parameters at `own`, such as a bias, or any that have a
+    row for each example; and the outer products of g and what went in, (k, p), of those
+    at `weight`.
+    """
+
+    g: torch.Tensor
+    own: slice | None
+    inputs: torch.Tensor | None = None
+    weight: slice | None = None
 
     @property
     def size(self) -> int:
         """How many parameters."""
-        ...
+        return sum(at.stop - at.start for at in (self.own, self.weight) if at)
 
     def squares(self, clip_norm: float) -> torch.Tensor:
         """Return the squared norms, at least, up to rounding in float64; (k,)."""
-        ...
-
-    def drop(self, examples: torch.Tensor) -> None:
-        """Set the gradients of some examples, (k,) of bool, to zero."""
-        ...
-
-    def write(self, factors: torch.Tensor, out: torch.Tensor) -> None:
-        """Write sum_i f_i x_i, f of shape (groups, k), to `out`, (groups, d)."""
-        ...
-
-
-@dataclass(eq=False)
-class Held:
-    """Gradients as they are, (k, n), one row for each example, of some parameters."""
-
-    rows: torch.Tensor
-    at: slice
-
-    @property
-    def size(self) -> int:
-        """How many parameters."""
-        return self.rows.shape[1]
-
-    def squares(self, clip_norm: float) -> torch.Tensor:
-        """Return the squared norms."""
-        return squares(self.rows)
-
-    def drop(self, examples: torch.Tensor) -> None:
-        """Set the gradients of some examples to zero."""
-        self.rows = self.rows.masked_fill(examples.unsqueeze(1), 0.0)
-
-    def write(self, factors: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the sums of the gradients times their factors."""
-        rows = self.rows.view(*factors.shape, -1)
-        summed(factors.unsqueeze(2), rows, out[:, self.at].unsqueeze(1))
-
-
-@dataclass(eq=False)
-class Outer:
-    """Outer products of what came back, g, (k, q), and what went in, (k, p).
-
-    g is the gradient of a bias; a layer without one has no `bias`.
-    """
-
-    inputs: torch.Tensor
-    g: torch.Tensor
-    weight: slice
-    bias: slice | None
-
-    @property
-    def size(self) -> int:
-        """How many parameters."""
-        return self.g.shape[1] * (self.inputs.shape[1] + (self.bias is not None))
-
-    def squares(self, clip_norm: float) -> torch.Tensor:
-        """Return the squared norms."""
+        if self.inputs is None:
+            return squares(self.g)
         each = squares(self.inputs)
-        if self.bias is not None:
+        if self.own is not None:
             each += 1.0
         info = torch.finfo(self.g.dtype)
         if info.bits < 64:
@@ -133,21 +89,25 @@ class Outer:
         return each.mul_(squares(self.g))
 
     def drop(self, examples: torch.Tensor) -> None:
-        """Set the gradients of some examples to zero."""
-        self.inputs = self.inputs.masked_fill(examples.unsqueeze(1), 0.0)
+        """Set the gradients of some examples, (k,) of bool, to zero."""
         self.g = self.g.masked_fill(examples.unsqueeze(1), 0.0)
+        if self.inputs is not None:
+            self.inputs = self.inputs.masked_fill(examples.unsqueeze(1), 0.0)
 
     def write(self, factors: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the sums of the gradients times their factors."""
-        g = self.g.view(*factors.shape, -1) * factors.unsqueeze(2)
-        inputs = self.inputs.view(*factors.shape, -1)
+        """Write sum_i f_i x_i, f of shape (groups, k), to `out`, (groups, d)."""
+        g, each = self.g.view(*factors.shape, -1), factors.unsqueeze(2)
+        if self.inputs is None:
+            summed(each, g, out[:, self.own].unsqueeze(1))
+            return
+        inputs, g = self.inputs.view(*factors.shape, -1), g * each
         summed(g, inputs, out[:, self.weight].view(len(out), g.shape[2], -1))
-        if self.bias is not None:
-            torch.sum(g, dim=1, dtype=out.dtype, out=out[:, self.bias])
+        if self.own is not None:
+            torch.sum(g, dim=1, dtype=out.dtype, out=out[:, self.own])
 
 
 class Rows:
-    """Gradients g, (k, t, q), of some rows, `entries`, (k, t), of a table."""
+    """The same of a table: gradients g, (k, t, q), of some rows, `entries`, (k, t)."""
 
     def __init__(
         self, entries: torch.Tensor, g: torch.Tensor, length: int, weight: slice
@@ -184,7 +144,7 @@ class Rows:
 
 
 def clipped_sums(
-    parts: Sequence[Part],
+    parts: Sequence[Part | Rows],
     shape: tuple[int, int, int],
     clip_norm: float,
     dtype: torch.dtype,
@@ -195,7 +155,7 @@ def clipped_sums(
 
     Parameters
     ----------
-    parts : sequence of Part
+    parts : sequence of Part or Rows
         Of all groups in a row; a parameter without one has no gradient.
     shape : (groups, k, d)
         k examples in each group, d parameters in all.
@@ -265,7 +225,7 @@ def squares(rows: torch.Tensor) -> torch.Tensor:
 
 def _wide_squares(rows: torch.Tensor) -> torch.Tensor:
     norms: torch.Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    # Squares that underflow may be multiplied by large ones (`Outer`).
+    # Squares that underflow may be multiplied by large ones (`Part`).
     return norms.square_().add_(rows.shape[1] * torch.finfo(torch.float64).tiny)
 
 

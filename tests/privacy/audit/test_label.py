@@ -8,8 +8,8 @@ import flwr_safedshb.privacy.audit.label
 from flwr_safedshb.privacy.audit.label import Reading, read_labels
 from flwr_safedshb.privacy.audit.trial import Trial, drawn, entries
 from flwr_safedshb.privacy.audit.zoo import plain
-from flwr_safedshb.privacy.clipping.examples import Batch
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
+from flwr_safedshb.privacy.examples import Batch
 
 LOGISTIC = plain.SUBJECTS[0]
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from flwr_safedshb.privacy.clipping import sums
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.clipping.sums import Held, Outer, Rows
+from flwr_safedshb.privacy.clipping.sums import Part, Rows
 
 torch.set_num_threads(1)
 
@@ -111,10 +111,10 @@ def test_no_weights_and_no_examples_move_the_sum_by_more(
     assert 0.5 < worst <= 1.0
 
 
-def aligned(dtype: torch.dtype, count: int, width: int = 40) -> list[Held]:
+def aligned(dtype: torch.dtype, count: int, width: int = 40) -> list[Part]:
     """Gradients of equal direction, so that every rounding adds up."""
     rows = torch.full((count, width), 1.0 + 2.0**-12, dtype=dtype)
-    return [Held(rows * torch.linspace(3, 5, count).unsqueeze(1), slice(0, width))]
+    return [Part(rows * torch.linspace(3, 5, count).unsqueeze(1), slice(0, width))]
 
 
 @pytest.mark.parametrize("count", [1, 2, 25, 64, 65, 300])
@@ -147,10 +147,10 @@ def worst_share() -> float:
     ):
         rows = (scale * row).expand(64, 1000)
         found = [
-            sums.clipped_sums([Held(batch, at)], (1, 64, 1000), clip, F32)[0]
+            sums.clipped_sums([Part(batch, at)], (1, 64, 1000), clip, F32)[0]
             for batch in (rows, torch.cat([-rows[:1], rows[1:]]))
         ]
-        alone = sums.clipped_sums([Held(rows[:1], at)], (1, 1, 1000), clip, F32)[0]
+        alone = sums.clipped_sums([Part(rows[:1], at)], (1, 1, 1000), clip, F32)[0]
         worst = max(worst, gap(*found) / (2.0 * clip), norm(alone) / clip)
     return worst
 
@@ -212,7 +212,7 @@ def test_factors_that_underflow_let_nothing_through(size: float) -> None:
     inputs = torch.full((1, 2), 3e38)
     clipped = []
     for g in torch.linspace(1.0, 3.0, 60).tolist():
-        outer = Outer(inputs, torch.full((1, 2), g * size), slice(0, 4), None)
+        outer = Part(torch.full((1, 2), g * size), None, inputs, slice(0, 4))
         clipped.append(sums.clipped_sums([outer], (1, 1, 4), 2.0**-40, F32)[0])
     assert max(map(norm, clipped)) <= 2.0**-40
 
@@ -223,7 +223,7 @@ def test_squares_that_underflow_let_nothing_through(bias: slice | None) -> None:
         for back in (1e100, 1e152, 1.5e153):
             inputs = torch.full((1, 64), size, dtype=F64)
             g = torch.full((1, 64), back, dtype=F64)
-            outer = Outer(inputs, g, slice(0, 4096), bias)
+            outer = Part(g, bias, inputs, slice(0, 4096))
             shape = 1, 1, 4096 + 64 * (bias is not None)
             found = sums.clipped_sums([outer], shape, 1e-9, F64)
             assert norm(found[0] * 1e9) <= 1.0

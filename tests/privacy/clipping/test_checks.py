@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flwr_safedshb.privacy.clipping.examples import PerExampleLoss
 from flwr_safedshb.privacy.clipping.gradients import (
     ClippedGradients,
     Loss,
     UnsupportedModelError,
     check_model,
 )
+from flwr_safedshb.privacy.examples import PerExampleLoss
 from tests.clipping import OwnForward, cross_entropy
 
 torch.set_num_threads(1)

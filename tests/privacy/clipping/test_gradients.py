@@ -404,7 +404,7 @@ def test_what_is_held_is_bounded_and_chunks_add_up(
     asked: list[int] = []
     run = path.run
 
-    def spy(batch: list[torch.Tensor], seed: int | None) -> list[sums.Part]:
+    def spy(batch: list[torch.Tensor], seed: int | None) -> layers.Parts:
         asked.append(len(batch[1]))
         return run(batch, seed)
 

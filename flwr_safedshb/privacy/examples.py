@@ -1,28 +1,32 @@
-"""Batches of examples, the loss of each, and what becomes of those without.
+"""A client's examples: batches, the loss of each, and what becomes of those without.
 
-A batch is a tensor with examples on the first axis, or a nest of such tensors.
+A batch is a tensor with examples on the first axis, or a nest of such tensors: dicts,
+lists and tuples, as `torch.vmap` takes them.
 """
 
 from __future__ import annotations
 
 import copy
-import inspect
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.modules.loss import _Loss
-
-from flwr_safedshb.privacy.clipping.known import elementary
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils.data import Dataset
 
 Batch: TypeAlias = "torch.Tensor | Sequence[Batch] | Mapping[str, Batch]"
-Keywords: TypeAlias = "dict[str, Batch]"
 # Shape of an example, without the first axis, and type of every tensor of a batch.
 Spec: TypeAlias = tuple[tuple[tuple[int, ...], torch.dtype], ...]
+Example = tuple[Batch, Batch]
+# Batches, which those who hand them in know better.
+Data = Dataset[Any] | tuple[Any, Any]
 Loss = Callable[..., torch.Tensor]
 _logger = logging.getLogger(__name__)
 _shown: ContextVar[bool] = ContextVar("shown", default=False)
@@ -31,62 +35,58 @@ _ELEMENTWISE = (
     *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
     *(nn.BCELoss, nn.BCEWithLogitsLoss),
 )
+# Those of torch that give each row a value of its own.
+_LOSSES = (*_ELEMENTWISE, nn.CrossEntropyLoss, nn.NLLLoss)
+_FUNCTIONS = (
+    *(functional.cross_entropy, functional.nll_loss, functional.binary_cross_entropy),
+    *(functional.binary_cross_entropy_with_logits, functional.mse_loss),
+    *(functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss),
+)
 # Characters of an error's text.
 _LONG = 300
 
 
-def mapped(function: Callable[[torch.Tensor], torch.Tensor], batch: Batch) -> Batch:
-    """Return the batch with a function of every tensor in its place."""
-    if isinstance(batch, torch.Tensor):
-        return function(batch)
-    if isinstance(batch, dict):
-        return {name: mapped(function, part) for name, part in batch.items()}
-    if isinstance(batch, tuple | list):
-        return type(batch)(mapped(function, part) for part in batch)
-    return cast(Batch, batch)  # what a model returns beside tensors
-
-
-def leaves(*batches: Batch) -> list[torch.Tensor]:
-    """Return the tensors of batches."""
-    found: list[torch.Tensor] = []
-    for batch in batches:
-        if isinstance(batch, torch.Tensor):
-            found.append(batch)
-        elif isinstance(batch, dict | tuple | list):
-            found += leaves(*(batch.values() if isinstance(batch, dict) else batch))
-    return found
+def tensors_of(*batches: Batch) -> list[torch.Tensor]:
+    """Return the tensors of batches, and of what a model returns beside others."""
+    return [leaf for leaf in tree_leaves(batches) if isinstance(leaf, torch.Tensor)]
 
 
 def spec(*batches: Batch) -> Spec:
     """Return shapes and types, which say nothing about values."""
-    return tuple((tuple(t.shape[1:]), t.dtype) for t in leaves(*batches))
+    return tuple((tuple(t.shape[1:]), t.dtype) for t in tree_leaves(batches))
 
 
 def rows(batch: Batch, which: torch.Tensor | slice) -> Batch:
     """Return some examples of a batch."""
     if isinstance(which, slice):
-        return mapped(lambda tensor: tensor[which], batch)
+        return cast(Batch, tree_map(lambda tensor: tensor[which], batch))
     # Twice as fast as an index.
-    return mapped(lambda t: t.index_select(0, which.to(t.device)), batch)
+    return cast(Batch, tree_map(lambda t: t.index_select(0, which.to(t.device)), batch))
 
 
-def arguments(module: nn.Module, inputs: Batch) -> tuple[tuple[Batch, ...], Keywords]:
-    """Return how a model is called: a dict as keywords, where it takes such keywords.
-
-    Everything else is its one argument.
-    """
-    if isinstance(inputs, dict):
-        try:
-            inspect.signature(module.forward).bind(**inputs)
-        except TypeError:
-            return (inputs,), {}
-        return (), inputs
-    return (inputs,), {}
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Return one batch of all examples."""
+    return cast(Batch, tree_map(lambda *tensors: torch.cat(tensors), *batches))
 
 
 def as_batch(one: Batch) -> Batch:
     """Return an example as a batch of one."""
-    return mapped(lambda tensor: tensor.unsqueeze(0), one)
+    return cast(Batch, tree_map_only(torch.Tensor, lambda t: t.unsqueeze(0), one))
+
+
+def in_words(batch: Batch) -> str:
+    """Return types and shapes, with k for the number of examples."""
+    if isinstance(batch, torch.Tensor):
+        return f"{str(batch.dtype).removeprefix('torch.')} {shape_in_words(batch)}"
+    if isinstance(batch, dict):
+        parts = [f"{name}: {in_words(part)}" for name, part in batch.items()]
+        return f"{{{', '.join(parts)}}}"
+    return f"[{', '.join(in_words(part) for part in cast(Sequence[Batch], batch))}]"
+
+
+def shape_in_words(tensor: torch.Tensor) -> str:
+    """Return a shape, with k for the number of examples."""
+    return f"({', '.join(['k', *map(str, tensor.shape[1:])])})"
 
 
 class UnsupportedModelError(ValueError):
@@ -104,15 +104,10 @@ class PerExampleLoss:
         module with any reduction: the reduction over the batch is dropped, and that
         over an example's own values, of several labels or pixels, stays. Such a module
         gets the ``logits`` of what a model of Hugging Face returns.
-
-    Attributes
-    ----------
-    elementary : bool
-        Whether it is known that no value depends on another example.
     """
 
     def __init__(self, loss: Loss) -> None:
-        reduce: Callable[..., torch.Tensor] | None = None
+        self._reduce: Callable[..., torch.Tensor] | None = None
         if isinstance(loss, _Loss) and loss.reduction != "none":
             weighted = isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
             if isinstance(loss, nn.CTCLoss) or (
@@ -123,12 +118,11 @@ class PerExampleLoss:
                     "by a sum over the batch, which mixes examples; use "
                     "reduction='none'"
                 )
-            reduce = torch.sum if loss.reduction == "sum" else torch.mean
+            self._reduce = torch.sum if loss.reduction == "sum" else torch.mean
             loss = copy.copy(loss)
             loss.reduction = "none"
         self._loss = loss
-        self._reduce = reduce
-        self.elementary = elementary(loss)
+        self._elementary = _elementary(loss)
 
     def __call__(self, outputs: Batch, targets: Batch) -> torch.Tensor:
         """Return the losses of k examples, (k,).
@@ -142,7 +136,7 @@ class PerExampleLoss:
             outputs = getattr(outputs, "logits", outputs)
             _refuse_broadcasting(self._loss, outputs, targets)
         values = self._loss(outputs, targets)
-        count = leaves(targets)[0].shape[0]
+        count = len(tree_leaves(targets)[0])
         several = values.numel() > count and values.shape[:1] == (count,)
         if several and self._reduce is not None:
             values = self._reduce(values.reshape(count, -1), dim=1)
@@ -156,12 +150,21 @@ class PerExampleLoss:
 
     def each(self, outputs: Batch, targets: Batch) -> torch.Tensor:
         """Return the same, and let no value depend on another example."""
-        if self.elementary:
+        if self._elementary:
             return self(outputs, targets)
-        return torch.vmap(self._one)(outputs, targets)
+        return torch.vmap(self.one)(outputs, targets)
 
-    def _one(self, outputs: Batch, targets: Batch) -> torch.Tensor:
+    def one(self, outputs: Batch, targets: Batch) -> torch.Tensor:
+        """Return the loss of one example, which has no axis of examples."""
         return self(as_batch(outputs), as_batch(targets)).squeeze(0)
+
+
+def _elementary(loss: object) -> bool:
+    """Say whether it is known that no value depends on another example."""
+    if isinstance(loss, functools.partial):
+        plain = not loss.args and loss.keywords == {"reduction": "none"}
+        return loss.func in _FUNCTIONS and plain
+    return isinstance(loss, _Loss) and type(loss) in _LOSSES and unhooked(loss)
 
 
 def _refuse_broadcasting(loss: _Loss, outputs: Batch, targets: Batch) -> None:
@@ -176,9 +179,11 @@ def _refuse_broadcasting(loss: _Loss, outputs: Batch, targets: Batch) -> None:
         )
 
 
-def shape_in_words(tensor: torch.Tensor) -> str:
-    """Return a shape, with k for the number of examples."""
-    return f"({', '.join(['k', *map(str, tensor.shape[1:])])})"
+def unhooked(module: nn.Module) -> bool:
+    """Say whether nothing is hooked to a module."""
+    # A hook may replace a weight, what the module returns, or what comes back to it.
+    hooks = (module._forward_hooks, module._forward_pre_hooks)
+    return not any((*hooks, module._backward_hooks, module._backward_pre_hooks))
 
 
 def log_unusable(count: int, error: Exception) -> None:
