@@ -14,10 +14,9 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from flwr_safedshb.privacy.examples import Batch, Data, log_unusable
+from flwr_safedshb.privacy.examples import Batch, Data, log_unusable, tensors_of
 
 # From an item to its input and its target.
 Unpack = Callable[[Any], tuple[Any, Any]]
@@ -101,7 +100,7 @@ class Examples(Dataset[tuple[Batch, Batch]]):
                 f"the item is {_form(pair)}, and others {self._form}; give all items "
                 "the same parts, types and shapes, as by padding"
             )
-        if not all(tensor.isfinite().all() for tensor in leaves(*pair)):
+        if not all(tensor.isfinite().all() for tensor in tensors_of(*pair)):
             raise ValueError(_UNREAL)
         return pair
 
@@ -190,7 +189,7 @@ def log_unreal(data: Data) -> None:
     """Write to the node's log how many rows of whole arrays have values like NaN."""
     if not isinstance(data, tuple):
         return  # items say so themselves
-    tensors = leaves(*data)
+    tensors = tensors_of(*data)
     if all(tensor.sum().isfinite() for tensor in tensors):
         return
     real = [tensor.isfinite().reshape(len(tensor), -1).all(1) for tensor in tensors]
@@ -200,9 +199,7 @@ def log_unreal(data: Data) -> None:
 
 def num_examples(data: Data) -> int:
     """Return how many examples there are."""
-    return len(
-        tree_leaves(data[0])[0] if isinstance(data, tuple) else cast(Sized, data)
-    )
+    return len(tensors_of(*data)[0] if isinstance(data, tuple) else cast(Sized, data))
 
 
 def _is_pair(dataset: object) -> bool:
@@ -219,7 +216,7 @@ def _is_pair(dataset: object) -> bool:
 
 def _whole(pair: Sequence[object]) -> Data:
     inputs, targets = _nest(pair[0], "inputs"), _nest(pair[1], "targets")
-    tensors = [*tree_leaves(inputs), *tree_leaves(targets)]
+    tensors = tensors_of(inputs, targets)
     sizes = {len(tensor) if tensor.dim() else 0 for tensor in tensors}
     if len(sizes) != 1:
         raise DatasetError(

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MessageType
-from torch.utils._pytree import tree_leaves
 
 from flwr_safedshb.client.app import PrivateClientApp, content_of, ordered, reply_with
 from flwr_safedshb.client.client import SafeDSHBClient, marked, refusal
@@ -25,7 +24,7 @@ from flwr_safedshb.exchange.arrays import Arrays, read
 from flwr_safedshb.flower.compat import set_id
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.examples import causes_shown, joined, spec
+from flwr_safedshb.privacy.examples import causes_shown, joined, spec, tensors_of
 from flwr_safedshb.privacy.gaussian import (
     Draw,
     Vector,
@@ -164,7 +163,7 @@ def private_vectors(
         return [private_vector(gradients, draws[0], weight_decay)]
     batches = [sampled(gradients, draw) for draw in draws]
     some = [batch for batch in batches if batch is not None]
-    kinds = {(spec(x, y), len(tree_leaves(y)[0]), good is None) for x, y, good in some}
+    kinds = {(spec(x, y), len(tensors_of(y)[0]), good is None) for x, y, good in some}
     with unwarned():
         if len(some) == len(draws) and len(kinds) == 1:
             inputs = joined([x for x, _, _ in some])

@@ -18,12 +18,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.modules.loss import _Loss
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only
 from torch.utils.data import Dataset
 
 Batch: TypeAlias = "torch.Tensor | Sequence[Batch] | Mapping[str, Batch]"
-# Shape of an example, without the first axis, and type of every tensor of a batch.
-Spec: TypeAlias = tuple[tuple[tuple[int, ...], torch.dtype], ...]
+# How a nest is built; of every tensor the shape, without the first axis, and type.
+Spec: TypeAlias = tuple[object, ...]
 Example = tuple[Batch, Batch]
 # Batches, which those who hand them in know better.
 Data = Dataset[Any] | tuple[Any, Any]
@@ -47,26 +47,41 @@ _LONG = 300
 
 
 def tensors_of(*batches: Batch) -> list[torch.Tensor]:
-    """Return the tensors of batches, and of what a model returns beside others."""
+    """Return the tensors of batches; a nest may hold other things beside them."""
     return [leaf for leaf in tree_leaves(batches) if isinstance(leaf, torch.Tensor)]
 
 
 def spec(*batches: Batch) -> Spec:
-    """Return shapes and types, which say nothing about values."""
-    return tuple((tuple(t.shape[1:]), t.dtype) for t in tree_leaves(batches))
+    """Return how batches are built, shapes and types, which say nothing of values."""
+    found, structure = tree_flatten(batches)
+    kinds = [
+        (tuple(leaf.shape[1:]), leaf.dtype) if torch.is_tensor(leaf) else type(leaf)
+        for leaf in found
+    ]
+    return str(structure), *kinds
 
 
 def rows(batch: Batch, which: torch.Tensor | slice) -> Batch:
     """Return some examples of a batch."""
-    if isinstance(which, slice):
-        return cast(Batch, tree_map(lambda tensor: tensor[which], batch))
-    # Twice as fast as an index.
-    return cast(Batch, tree_map(lambda t: t.index_select(0, which.to(t.device)), batch))
+
+    def some(tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(which, slice):
+            return tensor[which]
+        # Twice as fast as an index.
+        return tensor.index_select(0, which.to(tensor.device))
+
+    return cast(Batch, tree_map_only(torch.Tensor, some, batch))
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """Return one batch of all examples."""
-    return cast(Batch, tree_map(lambda *tensors: torch.cat(tensors), *batches))
+    """Return one batch of all examples, which have the same `spec`."""
+    return cast(
+        Batch,
+        tree_map(
+            lambda *parts: torch.cat(parts) if torch.is_tensor(parts[0]) else parts[0],
+            *batches,
+        ),
+    )
 
 
 def as_batch(one: Batch) -> Batch:
@@ -81,7 +96,9 @@ def in_words(batch: Batch) -> str:
     if isinstance(batch, dict):
         parts = [f"{name}: {in_words(part)}" for name, part in batch.items()]
         return f"{{{', '.join(parts)}}}"
-    return f"[{', '.join(in_words(part) for part in cast(Sequence[Batch], batch))}]"
+    if isinstance(batch, tuple | list):
+        return f"[{', '.join(map(in_words, batch))}]"
+    return type(batch).__name__
 
 
 def shape_in_words(tensor: torch.Tensor) -> str:
@@ -136,7 +153,7 @@ class PerExampleLoss:
             outputs = getattr(outputs, "logits", outputs)
             _refuse_broadcasting(self._loss, outputs, targets)
         values = self._loss(outputs, targets)
-        count = len(tree_leaves(targets)[0])
+        count = len(tensors_of(targets)[0])
         several = values.numel() > count and values.shape[:1] == (count,)
         if several and self._reduce is not None:
             values = self._reduce(values.reshape(count, -1), dim=1)

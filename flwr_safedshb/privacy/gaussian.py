@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients, Loss
@@ -27,7 +26,9 @@ from flwr_safedshb.privacy.examples import (
     Example,
     joined,
     log_unusable,
+    rows,
     spec,
+    tensors_of,
 )
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import Randomness, rounded
@@ -157,7 +158,7 @@ def _check(gradients: ClippedGradients, dataset: Data, plan: PrivacyPlan) -> Non
             f"clip_norm={plan.clip_norm}; they must be equal"
         )
     tensors = whole_tensors(dataset)
-    parts = [cast(Sized, dataset)] if tensors is None else tree_leaves(tensors)
+    parts = [cast(Sized, dataset)] if tensors is None else tensors_of(*tensors)
     sizes = {len(part) for part in parts}
     if sizes != {plan.num_examples}:
         raise ValueError(
@@ -224,10 +225,7 @@ def sampled(gradients: ClippedGradients, draw: Draw) -> Drawn | None:
     if whole_tensors(draw.dataset) is not None:
         index = torch.from_numpy(chosen)
         usable = None if taken.all() else torch.from_numpy(taken)
-        inputs, targets = tree_map(
-            lambda tensor: tensor.index_select(0, index.to(tensor.device)), like
-        )
-        return inputs, targets, usable
+        return rows(like[0], index), rows(like[1], index), usable
     both = zip(chosen.tolist(), taken, strict=True)
     with unwarned():
         read = [

@@ -374,6 +374,52 @@ def test_whatever_the_examples_are_there_is_an_answer() -> None:
         assert np.isfinite(flat(found)).all()
 
 
+class Named(Dataset[tuple[dict[str, object], torch.Tensor]]):
+    """Examples with a name beside their values, one of them built otherwise."""
+
+    def __init__(self, odd: dict[str, object]) -> None:
+        self.odd = odd
+
+    def __len__(self) -> int:
+        return EXAMPLES
+
+    def __getitem__(self, index: int) -> tuple[dict[str, object], torch.Tensor]:
+        inputs, targets = data()
+        usual = {"x": inputs[index], "name": str(index)}
+        return self.odd if index == 7 else usual, targets[index]
+
+
+class Keyed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = model()
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        outputs: torch.Tensor = self.inner(batch["x"])
+        return outputs
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"x": torch.ones(6), "other": "7"},
+        {"x": torch.ones(6)},
+        {"x": torch.ones(6), "name": torch.ones(6)},
+        {"x": "seven", "name": "7"},
+        {},
+    ],
+)
+def test_an_example_that_is_built_otherwise_counts_as_zero(
+    odd: dict[str, object],
+) -> None:
+    p = plan(0.0, batch_size=EXAMPLES)
+    net, (inputs, targets) = Keyed(), data()
+    keep = [i for i in range(EXAMPLES) if i != 7]
+    expected = literal(net.inner, inputs[keep], targets[keep], p)
+    found = private_gradient((net, LOSS), Named(odd), p, SeededRandomness(0))
+    np.testing.assert_allclose(flat(found), expected, atol=1e-6)
+
+
 def test_refusals_are_about_the_model_and_not_the_examples() -> None:
     with pytest.raises(UnsupportedModelError, match="one value per example"):
         private_gradient(

@@ -16,7 +16,7 @@ from typing import cast
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map_only
 
 from flwr_safedshb.privacy.clipping.passes import Pass, Together, called
 from flwr_safedshb.privacy.clipping.sums import MAX_CLIP, clipped_sums
@@ -89,7 +89,7 @@ def check_model(
             + "; ".join(dict.fromkeys(problems))
         )
     if like is None and isinstance(given := getattr(model, "dummy_inputs", None), dict):
-        like = given, torch.zeros(len(tree_leaves(given)[0]))
+        like = given, torch.zeros(len(tensors_of(given)[0]))
         loss = _first_output
     if like is not None and loss is not None:
         best_pass(model, PerExampleLoss(loss), like, trained[0].dtype)
@@ -196,7 +196,7 @@ def _made_up(like: Batch, numbers: int, targets: bool = False) -> Batch:
             drawn = torch.rand(shape) if targets else torch.randn(shape)
         return drawn.to(tensor.device, tensor.dtype)
 
-    return cast(Batch, tree_map(made, like))
+    return cast(Batch, tree_map_only(torch.Tensor, made, like))
 
 
 def _each(path: Pass, examples: Example) -> torch.Tensor:
@@ -238,13 +238,13 @@ def _failed(
         return error
     weights = next(p.dtype for p in model.parameters() if p.requires_grad)
     cures = []
-    if any(t.is_floating_point() and t.dtype != weights for t in tree_leaves(like[0])):
+    if any(t.is_floating_point() and t.dtype != weights for t in tensors_of(like[0])):
         word = str(weights).removeprefix("torch.")
         cures.append(f"make the inputs {word}, as the weights are")
-    whole = [t.dtype for t in tree_leaves(like[1]) if not t.is_floating_point()]
+    whole = [t.dtype for t in tensors_of(like[1]) if not t.is_floating_point()]
     if any(dtype != torch.int64 for dtype in whole):
         cures.append("make the targets int64, as losses want classes")
-    if whole and any(t.shape[1:] == (1,) for t in tree_leaves(like[1])):
+    if whole and any(t.shape[1:] == (1,) for t in tensors_of(like[1])):
         cures.append("make the targets (k), by squeeze(1), as losses want classes")
     text = " ".join(str(error).split())[:_LONG]
     return UnsupportedModelError(

@@ -20,7 +20,6 @@ from typing import cast
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from flwr_safedshb.privacy.clipping.checks import best_pass, check_model
 from flwr_safedshb.privacy.clipping.passes import Pass
@@ -34,6 +33,8 @@ from flwr_safedshb.privacy.examples import (
     UnsupportedModelError,
     log_unusable,
     rows,
+    spec,
+    tensors_of,
 )
 from flwr_safedshb.privacy.plan import Clipping
 
@@ -123,8 +124,7 @@ class ClippedGradients:
         ------
         UnsupportedModelError
         """
-        tensors = tree_leaves((inputs, targets))
-        kind = tuple((tuple(tensor.shape[1:]), tensor.dtype) for tensor in tensors)
+        kind = spec(inputs, targets)
         if kind not in self._paths:
             like = inputs, targets
             self._paths[kind] = best_pass(self.model, self._loss, like, self._dtype)
@@ -176,7 +176,7 @@ class ClippedGradients:
         Tensor, shape (groups, d)
             In float32 or float64.
         """
-        counts = {len(tensor) for tensor in tree_leaves((inputs, targets))}
+        counts = {len(tensor) for tensor in tensors_of(inputs, targets)}
         if len(counts) != 1:
             raise ValueError(f"inputs and targets must pair up, got {sorted(counts)}")
         (count,) = counts

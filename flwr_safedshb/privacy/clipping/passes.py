@@ -29,7 +29,6 @@ import torch
 from torch import nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_leaves
 
 from flwr_safedshb.privacy.clipping.known import has_formula, rowwise, takes_rows
 from flwr_safedshb.privacy.clipping.layers import Parts, Watched
@@ -41,6 +40,7 @@ from flwr_safedshb.privacy.examples import (
     as_batch,
     log_unusable,
     rows,
+    tensors_of,
 )
 
 
@@ -105,7 +105,7 @@ class Pass:
     def parts(self, inputs: Batch, targets: Batch) -> Parts:
         """Return the gradients of k examples, NaN for one that cannot be used."""
         gradients = []
-        seeds = torch.randint(2**62, (len(tree_leaves(targets)[0]),)).tolist()
+        seeds = torch.randint(2**62, (len(tensors_of(targets)[0]),)).tolist()
         for i, seed in enumerate(seeds):
             one = slice(i, i + 1)
             torch.manual_seed(seed)  # whatever the examples before have drawn
@@ -196,7 +196,7 @@ class Together(Pass):
             watched.uses.clear()
         if self._plain:
             return self.loss.each(self.module(inputs), targets), {}
-        first = tree_leaves(targets)[0]
+        first = tensors_of(targets)[0]
         copies = {
             name: p.detach().expand(len(first), *p.shape).requires_grad_()
             for name, p in self._loose.items()
