@@ -106,35 +106,62 @@ class Filter(GramRule):
     def weigh(self, gram: FloatArray, f: int) -> Weighing:
         """Return the weights at the stop."""
         gram = check_gram(gram, f)
-        n = len(gram)
+        c, least, lowest = self._shrink(gram[None], f)
+        return self._weighing(c[0], float(least[0]), float(lowest[0]), f)
+
+    @single_threaded
+    def weigh_many(self, grams: FloatArray, f: int) -> FloatArray:
+        """Return the weights for each Gram matrix; they are found side by side."""
+        c, _, _ = self._shrink(np.array([check_gram(gram, f) for gram in grams]), f)
+        weights: FloatArray = c / c.sum(axis=1, keepdims=True)
+        return weights
+
+    def _shrink(
+        self, grams: FloatArray, f: int
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Shrink the weights for each of g Gram matrices, (g, n, n), to the stop.
+
+        Returns
+        -------
+        best : (g, n) array
+            The weights of the mean that is returned.
+        least : (g,) array
+            Its s2.
+        lowest : (g,) array
+            The smallest s2 of a mass above n - 2f: at most e lambda_S for every S.
+        """
+        g, n = grams.shape[:2]
         min_mass = n - 2.0 * f if self.min_mass is None else self.min_mass
         stop = filter_eta(n, f) * self.spectral_bound
         shared = self._least_share(n, f)
-        c, least, best = np.ones(n), np.inf, np.ones(n)
-        # The smallest s2 of a mass above n - 2f: at most e lambda_S for every S.
-        lowest, start = np.inf, None
+        best, least, lowest = np.ones((g, n)), np.full(g, np.inf), np.full(g, np.inf)
+        # Those that have not stopped, and their weights.
+        open_, c, start = np.arange(g), np.ones((g, n)), None
         # Every turn takes at least one weight to zero.
-        while True:
-            value, projections, start = _top(gram, c, start)
-            counts = shared == 0.0 or least_share(c, f) >= shared
-            if counts and value < least:
-                least, best = value, c
-            if c.sum() > n - 2.0 * f or f == 0:
-                lowest = min(lowest, value)
-            if value <= stop:
-                return self._weighing(best, least, lowest, f)
+        while len(open_):
+            values, projections, start = _tops(grams, c, start)
+            better = values < least[open_]
+            if shared:
+                better &= least_shares(c, f) >= shared
+            least[open_[better]], best[open_[better]] = values[better], c[better]
+            massive = (c.sum(axis=1) > n - 2.0 * f) | (f == 0)
+            lowest[open_[massive]] = np.minimum(lowest[open_], values)[massive]
             squares = np.where(c > 0.0, projections**2, 0.0)
+            most = squares.max(axis=1, keepdims=True)
             # Equal vectors must go together: a remnant of one, left by round-off, would
-            # stick out most in the next turn and shrink the others once more.
-            shares = squares / squares.max()
+            # stick out most in the next turn and shrink the others once more. Where
+            # all are equal, none is left.
+            shares = np.divide(squares, most, out=np.ones_like(c), where=most > 0.0)
             shrunk = np.where(shares < 1.0 - RESOLUTION, c * (1.0 - shares), 0.0)
-            if shrunk.sum() <= min_mass:
-                # Taken literally (min_mass 0), equal squares leave nothing: keep the
-                # last mean.
-                if min_mass == 0.0:
-                    least, best = value, c
-                return self._weighing(best, least, lowest, f)
-            c = shrunk
+            small = shrunk.sum(axis=1) <= min_mass
+            if min_mass == 0.0:
+                # Taken literally, equal squares leave nothing: keep the last mean.
+                last = small & (values > stop)
+                least[open_[last]], best[open_[last]] = values[last], c[last]
+            on = (values > stop) & ~small
+            open_, grams, c = open_[on], grams[on], shrunk[on]
+            start = None if start is None else start[on]
+        return best, least, lowest
 
     def _least_share(self, n: int, f: int) -> float:
         """Return what a mean must share with every S in order to count."""
@@ -176,7 +203,7 @@ class CAF(GramRule):
         return Filter(min_mass=len(gram) - 2.0 * f).weigh(gram, f)
 
 
-def least_share(c: FloatArray, f: int) -> float:
+def least_shares(c: FloatArray, f: int) -> FloatArray:
     """Return what weights share, at least, with equal ones on any n - f vectors.
 
     That is the smallest sum over S of min(c_i / sum(c), 1/(n-f)): without the f largest
@@ -184,53 +211,84 @@ def least_share(c: FloatArray, f: int) -> float:
 
     Parameters
     ----------
-    c : (n,) array
-        At least 0, not all of them 0.
+    c : (g, n) array
+        At least 0, not all of a row 0.
     f : int
-    """
-    size = len(c) - f
-    return float(np.sort(np.minimum(c / c.sum(), 1.0 / size))[:size].sum())
-
-
-def _top(
-    gram: FloatArray, c: FloatArray, start: FloatArray | None
-) -> tuple[float, FloatArray, FloatArray]:
-    """Return the top of the covariance of vectors with weights c.
 
     Returns
     -------
-    value : float
-        Largest eigenvalue, 0 where it is within the round-off of the Gram matrix.
-    projections : (n,) array
+    (g,) array
+    """
+    size = c.shape[1] - f
+    shares = np.minimum(c / c.sum(axis=1, keepdims=True), 1.0 / size)
+    least: FloatArray = np.sort(shares, axis=1)[:, :size].sum(axis=1)
+    return least
+
+
+def _tops(
+    grams: FloatArray, c: FloatArray, starts: FloatArray | None
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return the tops of the covariances of vectors with weights c, (g, n).
+
+    Returns
+    -------
+    values : (g,) array
+        Largest eigenvalues, 0 where within the round-off of the Gram matrix.
+    projections : (g, n) array
         Of the vectors about their mean on the eigenvector, up to a common factor.
-    vector : (n,) array
+    vectors : (g, n) array
         Where to start next time.
     """
-    n = len(c)
-    share = c / c.sum()
+    n = c.shape[1]
+    share = c / c.sum(axis=1, keepdims=True)
     roots = np.sqrt(share)
-
-    def about_mean(x: FloatArray) -> FloatArray:
-        # The centred Gram matrix times x, without forming it.
-        product = gram @ (x - share * x.sum())
-        moved: FloatArray = product - share @ product
-        return moved
-
-    pair = None
     if n > DENSE:
         # The roots themselves are an eigenvector of eigenvalue 0: start elsewhere.
-        first = roots * np.cos(np.arange(n)) if start is None else start
-        operator = LinearOperator(
-            (n, n), matvec=lambda x: roots * about_mean(roots * x), dtype=float
-        )
-        # The generator is for restarts only: fixed, so that equal input stays equal.
-        fixed = np.random.default_rng(0)
-        with suppress(ArpackError):
-            pair = eigsh(operator, k=1, which="LA", v0=first, rng=fixed)
-    if pair is None:
-        along = gram @ share
-        matrix = gram - along[:, None] - along[None, :] + share @ along
-        pair = np.linalg.eigh(roots[:, None] * matrix * roots[None, :])
-    value, vector = float(pair[0][-1]), pair[1][:, -1]
-    round_off = 8 * n * np.finfo(float).eps * float(share @ np.diag(gram))
-    return (value if value > round_off else 0.0), about_mean(roots * vector), vector
+        starts = roots * np.cos(np.arange(n)) if starts is None else starts
+        pairs = [*map(_iterated, grams, share, roots, starts)]
+        values = np.array([value for value, _ in pairs])
+        vectors = np.array([vector for _, vector in pairs])
+    else:
+        values, vectors = _decomposed(grams, share, roots)
+    diagonals = np.diagonal(grams, axis1=1, axis2=2)
+    round_off = 8 * n * np.finfo(float).eps * (share * diagonals).sum(axis=1)
+    values = np.where(values > round_off, values, 0.0)
+    return values, _about_mean(grams, share, roots * vectors), vectors
+
+
+def _decomposed(
+    grams: FloatArray, share: FloatArray, roots: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return the top eigenvalues, (g,), and eigenvectors, (g, n)."""
+    along = (grams @ share[:, :, None])[:, :, 0]
+    centred = grams - along[:, :, None] - along[:, None, :]
+    centred += (share * along).sum(axis=1)[:, None, None]
+    values, vectors = np.linalg.eigh(roots[:, :, None] * centred * roots[:, None, :])
+    return values[:, -1], vectors[:, :, -1]
+
+
+def _iterated(
+    gram: FloatArray, share: FloatArray, roots: FloatArray, start: FloatArray
+) -> tuple[float, FloatArray]:
+    """Return the same for one large matrix, whose centred form is never made."""
+    size = len(gram)
+
+    def product(x: FloatArray) -> FloatArray:
+        moved: FloatArray = roots * _about_mean(gram, share, roots * x)
+        return moved
+
+    operator = LinearOperator((size, size), matvec=product, dtype=float)
+    # The generator is for restarts only: fixed, so that equal input stays equal.
+    fixed = np.random.default_rng(0)
+    with suppress(ArpackError):
+        values, vectors = eigsh(operator, k=1, which="LA", v0=start, rng=fixed)
+        return float(values[-1]), vectors[:, -1]
+    values, vectors = _decomposed(gram[None], share[None], roots[None])
+    return float(values[0]), vectors[0]
+
+
+def _about_mean(grams: FloatArray, share: FloatArray, x: FloatArray) -> FloatArray:
+    """Return the centred Gram matrices times x, (..., n), without forming them."""
+    moved = (grams @ (x - share * x.sum(axis=-1, keepdims=True))[..., None])[..., 0]
+    about: FloatArray = moved - (share * moved).sum(axis=-1, keepdims=True)
+    return about

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from flwr_safedshb.aggregation import CAF, Filter, filter
-from flwr_safedshb.aggregation.filter import least_share
+from flwr_safedshb.aggregation.filter import least_shares
 from flwr_safedshb.theory import filter_eta, kappa_filter
 from tests.oracles import FAMILIES, Floats, covariance_lambda, family, subsets
 
@@ -171,7 +171,9 @@ def test_the_share_is_the_least_over_all_subsets() -> None:
         f = int(rng.integers(0, (n - 1) // 2 + 1))
         c = rng.uniform(size=n) * (rng.uniform(size=n) < 0.7)
         c[0] = 1.0
-        assert least_share(c, f) == pytest.approx(literal_share(c, f), abs=1e-12)
+        assert least_shares(c[None], f)[0] == pytest.approx(
+            literal_share(c, f), abs=1e-12
+        )
 
 
 def test_valid_bound_gives_the_proved_error() -> None:
