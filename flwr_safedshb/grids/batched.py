@@ -24,9 +24,10 @@ from flwr_safedshb.exchange.arrays import Arrays, read
 from flwr_safedshb.flower.compat import set_id
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.examples import causes_shown, joined, spec, tensors_of
+from flwr_safedshb.privacy.examples import causes_shown, joined, rows, spec, tensors_of
 from flwr_safedshb.privacy.gaussian import (
     Draw,
+    Drawn,
     Vector,
     private_vector,
     released,
@@ -40,9 +41,8 @@ class BatchedGrid(InProcessGrid):
 
     It takes the same arguments. What each node replies is what it would reply alone, up
     to the order in which floating-point sums are rounded: the same bytes for the same
-    seed, but not those of other engines. Clients whose
-    batches differ in size train one by one; so do all clients of an app that does not
-    come from `client_app`.
+    seed, but not those of other engines. Clients of an app that does not come from
+    `client_app` train one by one.
     """
 
     def answer(self, messages: list[Message]) -> list[Message]:
@@ -156,14 +156,14 @@ def private_vectors(
 ) -> list[Vector]:
     """Return the private gradient of every draw, as `private_vector` does of one.
 
-    What a client gets depends on its own draw alone. Those that draw as many examples
-    go through the model as one batch; then each sum is the same up to its rounding.
+    What a client gets depends on its own draw alone, and each sum is the same up to its
+    rounding: they go through the model as one batch.
     """
     if len(draws) == 1:
         return [private_vector(gradients, draws[0], weight_decay)]
     batches = [sampled(gradients, draw) for draw in draws]
-    some = [batch for batch in batches if batch is not None]
-    kinds = {(spec(x, y), len(tensors_of(y)[0]), good is None) for x, y, good in some}
+    some = _level([batch for batch in batches if batch is not None])
+    kinds = {spec(x, y) for x, y, _ in some}
     with unwarned():
         if len(some) == len(draws) and len(kinds) == 1:
             inputs = joined([x for x, _, _ in some])
@@ -179,6 +179,24 @@ def private_vectors(
             ]
     pairs = zip(sums, draws, strict=True)
     return [released(gradients, total, draw, weight_decay) for total, draw in pairs]
+
+
+def _level(batches: Sequence[Drawn]) -> list[Drawn]:
+    """Return batches of one size; a place that one lacks is filled, and counts nothing.
+
+    Poisson batches differ in size.
+    """
+    sizes = [len(tensors_of(y)[0]) for _, y, _ in batches]
+    plain = all(good is None for _, _, good in batches)
+    if plain and len({*sizes}) == 1:
+        return [*batches]
+    places = torch.arange(max(sizes, default=0))
+    levelled: list[Drawn] = []
+    for (x, y, good), size in zip(batches, sizes, strict=True):
+        index = places.clamp(max=size - 1)
+        counts = places < size if good is None else good[index] & (places < size)
+        levelled.append((rows(x, index), rows(y, index), counts))
+    return levelled
 
 
 def _finished(

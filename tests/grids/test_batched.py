@@ -87,8 +87,9 @@ def test_same_model_as_one_by_one(model: nn.Module, sampling: Sampling) -> None:
     np.testing.assert_array_equal(train(BatchedGrid(app, N), model), together)
 
 
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 def test_clients_do_go_through_the_model_at_once(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, sampling: Sampling
 ) -> None:
     sizes = []
     grouped = ClippedGradients.grouped
@@ -105,7 +106,7 @@ def test_clients_do_go_through_the_model_at_once(
 
     monkeypatch.setattr(ClippedGradients, "grouped", count)
     model = nn.Linear(5, 1)
-    train(BatchedGrid(make_app(model), N), model)
+    train(BatchedGrid(make_app(model, sampling), N), model)
     assert sizes == [N] * STEPS
 
 
