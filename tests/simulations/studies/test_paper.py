@@ -321,3 +321,13 @@ def test_the_command_draws_and_tabulates(
     assert "DP-DSGD" in (tmp_path / "results.md").read_text()
     assert "statements" in (tmp_path / "results.json").read_text()
     assert "left out" in (tmp_path / "report.html").read_text()
+
+
+def test_runs_that_differ_in_their_seed_alone_are_checked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    monkeypatch.setattr("simulations.check.check", looked.append)
+    Sweep(tmp_path, tuple(cases())).check()
+    assert len(looked) == 285 / 5 == len({*looked})
+    assert all("seed=1" in text for text in looked)
