@@ -14,6 +14,9 @@ is done here, for no option changes what Flower does:
 - it sleeps for 3 s after a call for work that brought none. Here it calls every 3 s,
   and at once after a call that the gate has held for longer.
 
+It keeps its connections between calls, for longer than the few seconds of httpx: for a
+new one it would have to compete with whoever else comes from its address.
+
 It also ends with the process that started it: a SuperNode that nobody takes tasks from
 would stay connected, and keep its node from coming back.
 
@@ -22,6 +25,7 @@ If Flower's loop is not as it is known here, it runs as it is.
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import threading
@@ -31,6 +35,7 @@ from collections.abc import Callable
 from logging import WARNING
 from types import ModuleType
 
+import httpx
 from flwr.app import Message
 from flwr.common import log
 from flwr.common.constant import Status
@@ -45,6 +50,8 @@ from flwr_safedshb.flower.fleet import walk
 _SHARE, _LEAST, _MOST = 0.1, 0.01, 0.5
 # Seconds in which nothing came of half a reply: then nothing will.
 _STALLED = 60.0
+# Seconds for which a connection is kept; the gate keeps it for a little longer.
+_KEPT = 100.0
 # Messages that are remembered to have been answered.
 _REMEMBERED = 64
 
@@ -165,6 +172,18 @@ def hasten(loop: ModuleType = main_loop) -> None:
     vars(loop)["_push_messages"] = Sender(loop._push_messages)
 
 
+def kept_limits() -> httpx.Limits:
+    """Return what all clients of this process keep of their connections."""
+    limits = inspect.signature(httpx.Client).parameters["limits"].default
+    assert isinstance(limits, httpx.Limits)
+    return limits
+
+
+def keep_connections() -> None:
+    """Keep connections for as long as a step may take."""
+    kept_limits().keepalive_expiry = _KEPT
+
+
 def end_with_parent() -> None:
     """End this process, as SIGTERM does, when the one that started it has ended."""
     parent = os.getppid()
@@ -180,4 +199,5 @@ def end_with_parent() -> None:
 if __name__ == "__main__":
     end_with_parent()
     hasten()
+    keep_connections()
     flower_supernode()

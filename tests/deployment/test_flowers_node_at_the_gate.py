@@ -1,9 +1,13 @@
 """Flower's own SuperNode speaks through the gate, and finds nothing missing."""
 
 import asyncio
+import socket
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
@@ -15,10 +19,12 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from google.protobuf.message import Message as Proto
 
 from flwr_safedshb.deployment.gate.call import Call
+from flwr_safedshb.deployment.gate.limits import Limits
 from flwr_safedshb.deployment.gate.wire import Answer
 from flwr_safedshb.flower import fleet
 from flwr_safedshb.flower.compat import identify
 from flwr_safedshb.flower.speaker import Key, pem
+from flwr_safedshb.flower.supernode import keep_connections, kept_limits
 from tests.deployment.gates import RUN, Place, SuperLink, visited
 
 ME = 5
@@ -125,3 +131,37 @@ def test_no_reply_is_lost_with_a_connection(tmp_path: Path) -> None:
     calls = ("pull-object", "confirm-message-received", "push-messages", "push-object")
     assert {(name, when) for name in calls for when in ("before", "after")} <= hung_up
     assert superlink.names().count("push-messages") == 1
+
+
+def test_a_node_that_is_there_needs_no_new_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user of its machine may come from the same address, without pause."""
+    monkeypatch.setattr(kept_limits(), "keepalive_expiry", 0.1)
+    keep_connections()
+    key = ec.generate_private_key(ec.SECP384R1())
+    trusted = tmp_path / "gate.crt"
+    found: list[object] = []
+
+    def work(place: Place) -> None:
+        with http_request_response(
+            f"127.0.0.1:{place.port}",
+            insecure=False,
+            root_certificates=trusted.read_bytes(),
+            authentication_keys=(key, key.public_key()),
+            max_retries=0,
+        ) as (_, receive, *_):
+            found.append(receive())
+            until = time.monotonic() + 0.5
+            while time.monotonic() < until:
+                with suppress(OSError):
+                    socket.create_connection(("127.0.0.1", place.port)).close()
+            found.append(receive())  # whose error would be swallowed
+
+    async def visit(place: Place) -> None:
+        await asyncio.to_thread(work, place)
+        assert len(found) == 2
+        assert place.gate.door.refusals["connections that came too fast"] > 0
+
+    limits = Limits(hold_seconds=0.05, poll_seconds=0.01, address_arrivals=1.0)
+    visited(tmp_path, visit, limits, asking(key))
