@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.progress import track
 
 from flwr_safedshb.aggregation import (
     CAF,
@@ -237,11 +238,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("outputs/constants.md"))
     options = parser.parse_args(arguments)
     prepare_file(options.out)
+    cases = [(claim, n, f) for claim in claims() for n, f in pairs(options.largest)]
     found = [
         one
-        for claim in claims()
-        for n, f in pairs(options.largest)
-        if (one := attack(claim, n, f, options.starts, options.steps)) is not None
+        for case in track(cases, "attacking constants")
+        if (one := attack(*case, options.starts, options.steps)) is not None
     ]
     broken = [one for one in found if one.best > one.proven * (1.0 + RESOLUTION)]
     text = table(found) + "\n" + summary(found)

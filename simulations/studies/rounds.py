@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.progress import track
 
 from flwr_safedshb import theory
 from flwr_safedshb.aggregation import SMEA
@@ -157,11 +158,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("outputs/rounds.md"))
     options = parser.parse_args(arguments)
     prepare_file(options.out)
+    federations = [
+        (n, f, d) for n, f in FEDERATIONS if n <= options.largest for d in DIMENSIONS
+    ]
     found = [
         measure(n, f, d, options.draws)
-        for n, f in FEDERATIONS
-        if n <= options.largest
-        for d in DIMENSIONS
+        for n, f, d in track(federations, "measuring rounds")
     ]
     factors = [factor for one in found for factor in one.factors]
     text = table(found)
