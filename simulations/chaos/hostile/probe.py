@@ -64,8 +64,8 @@ class Probe:
             count += 1
             begin = time.monotonic()
             try:
-                if count % _FRESH:
-                    found = self._node.beat()
+                if count % _FRESH:  # over a link that is named, it is made once
+                    found = self._node.beat(self._node.link)
                 else:
                     with self._node.connected() as link:
                         found = self._node.beat(link)

@@ -132,8 +132,9 @@ def _start_insider(federation: Deployment, trial: Trial, rounds: Sequence[str]) 
 
 
 def _start(federation: Deployment, name: str, module: str, *arguments: str) -> None:
-    # Its own work is to take no time from the gate: it would be on other machines.
-    command = ("nice", "-n", "19", sys.executable, "-m", module, *arguments)
+    # Its own work is to take little time from the gate, for it would be on another
+    # machine; and some, where others are busy as well.
+    command = ("nice", "-n", "5", sys.executable, "-m", module, *arguments)
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     federation.start_program(name, *command, environment=environment)
