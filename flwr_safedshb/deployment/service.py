@@ -114,6 +114,7 @@ class NodeService:
         config.write_text(_toml(self._node.config))
         return [
             *(sys.executable, "-m", "flwr_safedshb.flower.supernode"),
+            *("--parent-pid", str(os.getpid())),
             *_security(self._node.connection, self._insecure),
             *("--isolation", "process"),
             *("--superexec-auth-secret-file", str(folder / "secret")),

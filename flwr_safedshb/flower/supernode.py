@@ -18,16 +18,19 @@ It keeps its connections between calls, for longer than the few seconds of httpx
 new one it would have to compete with whoever else comes from its address.
 
 It also ends with the process that started it: a SuperNode that nobody takes tasks from
-would stay connected, and keep its node from coming back.
+would stay connected, and keep its node from coming back. Who starts it says its own
+number by ``--parent-pid``, for it may be gone before this process has looked.
 
 If Flower's loop is not as it is known here, it runs as it is.
 """
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import os
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -186,10 +189,12 @@ def keep_connections() -> None:
 
 def end_with_parent() -> None:
     """End this process, as SIGTERM does, when the one that started it has ended."""
-    parent = os.getppid()
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--parent-pid", type=int, default=os.getppid())
+    options, sys.argv[1:] = parser.parse_known_args()
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == options.parent_pid:
             time.sleep(1.0)
         os.kill(os.getpid(), signal.SIGTERM)
 

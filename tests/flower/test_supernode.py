@@ -20,6 +20,7 @@ from flwr.supernode.nodestate import NodeStateFactory
 from flwr_safedshb.flower import supernode
 from flwr_safedshb.flower.speaker import Packed, packed
 from simulations.loopback import OFFLINE, free_port
+from tests.guard import HANGS
 
 
 class Played:
@@ -189,10 +190,11 @@ def test_a_call_for_work_follows_at_once_if_the_last_was_held(
 @pytest.mark.process
 def test_a_supernode_ends_with_who_started_it(tmp_path: Path) -> None:
     (tmp_path / "parent.py").write_text(
-        "import subprocess, sys, time\n"
+        "import os, subprocess, sys, time\n"
         "command = [sys.executable, '-m', 'flwr_safedshb.flower.supernode']\n"
         "command += ['--insecure', '--superlink', '127.0.0.1:9', '--isolation']\n"
         "command += ['process', '--host', '127.0.0.1', '--port', sys.argv[1]]\n"
+        "command += ['--parent-pid', str(os.getpid())]\n"
         "print(subprocess.Popen(command).pid, flush=True)\n"
         "time.sleep(600)\n"
     )
@@ -204,9 +206,8 @@ def test_a_supernode_ends_with_who_started_it(tmp_path: Path) -> None:
         assert parent.stdout is not None
         child = Path("/proc") / parent.stdout.readline().strip()
         assert child.exists()
-        time.sleep(5.0)  # it is up, and looks for its SuperLink
-        parent.kill()
-    deadline = time.monotonic() + 60
+        parent.kill()  # before it is up: it still imports
+    deadline = time.monotonic() + HANGS
     while child.exists():
         assert time.monotonic() < deadline
         time.sleep(0.2)
