@@ -23,6 +23,10 @@ _STARTS = {
 }
 _LOCAL = ("127.", "::", "localhost", "0.0.0.0", "None")
 
+# Seconds after which a test that waits for a process has hung. A busy machine may need
+# most of them, an idle one none: no test waits for less.
+HANGS = 600.0
+
 _running: pytest.Item | None = None
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.guard import HANGS
+
 ROOT = Path(__file__).parents[1]
 PAGES = ("quickstart", "privacy", "robustness", "red-teaming", "experiments")
 BLOCK = re.compile(r"```python\n(.*?)```", flags=re.DOTALL)
@@ -88,7 +90,7 @@ def rendered(address: str, profile: Path) -> str:
     command += ["--allow-file-access-from-files", "--virtual-time-budget=5000"]
     command += [f"--user-data-dir={profile / 'profile'}", address]
     ran = subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=120
+        command, capture_output=True, text=True, check=True, timeout=HANGS
     )
     return ran.stdout
 

@@ -8,6 +8,8 @@ import nbclient
 import nbformat
 import pytest
 
+from tests.guard import HANGS
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -20,7 +22,7 @@ def test_red_teaming_prints_its_table() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
+        timeout=HANGS,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
 

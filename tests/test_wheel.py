@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.environments import ROOT, built_wheel, installed, variables
+from tests.guard import HANGS
 
 # The quickstart as a user runs it without Ray, away from the repository.
 DRIVER = """
@@ -56,7 +57,7 @@ def test_the_drop_in_example_runs_on_the_wheel(python: Path, tmp_path: Path) -> 
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=HANGS,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
 

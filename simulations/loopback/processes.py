@@ -76,7 +76,7 @@ class Processes:
                 start_new_session=True,
             )
 
-    def told(self, *command: str, timeout: float = 120.0) -> str:
+    def told(self, *command: str, timeout: float = 600.0) -> str:
         """Run a command to its end, and return its output.
 
         Raises

@@ -18,6 +18,7 @@ from flwr_safedshb.theory import (
     kappa_smea_paper,
     kappa_trimmed_mean,
 )
+from tests.guard import HANGS
 
 COMMAND = [sys.executable, "-c", "import sys; from flwr_safedshb.cli import main; "]
 COMMAND[-1] += "sys.exit(main())"
@@ -51,7 +52,7 @@ def on_a_terminal(*arguments: str, **environment: str) -> bytes:
     except OSError:  # on Linux, how a closed terminal ends
         pass
     os.close(master)
-    assert child.wait(timeout=60) == 0
+    assert child.wait(timeout=HANGS) == 0
     return written
 
 

@@ -14,6 +14,7 @@ from flwr_safedshb.client.momentum import keep
 from flwr_safedshb.exchange.model import ModelArrays
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from tests.clients import ask, ledger, node, same
+from tests.guard import HANGS
 
 
 def die(*_: Any, **__: Any) -> None:
@@ -52,7 +53,7 @@ def test_a_kill_costs_at_most_its_message(tmp_path: Path, moment: str) -> None:
     fork = multiprocessing.get_context("fork")
     process = fork.Process(target=killed_step, args=(tmp_path, moment))
     process.start()
-    process.join(60)
+    process.join(HANGS)
     assert process.exitcode == -signal.SIGKILL
     assert len(ledger(tmp_path).charges()) == 1 + charged
     # The next message goes on from what was kept, as if nothing had been.

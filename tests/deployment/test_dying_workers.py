@@ -27,6 +27,7 @@ from flwr_safedshb.flower.fleet import fab_pb2, fleet_pb2
 from flwr_safedshb.flower.speaker import pem, received
 from simulations.loopback import OFFLINE, free_port
 from tests.deployment.gates import RUN, Place, SuperLink, question, visited
+from tests.guard import HANGS
 
 APP = Path(flwr_safedshb.__file__).parent / "deployment" / "kit" / "app"
 NODE = 5
@@ -92,7 +93,7 @@ def supernode(folder: Path, place: Place) -> Iterator[tasks.SuperNode]:
 
 def claimed(node: tasks.SuperNode) -> str:
     """Wait for a task, and return its token."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANGS
     with node.tasks(SECRET) as client:
         while time.monotonic() < deadline:
             try:

@@ -22,6 +22,7 @@ from flwr_safedshb.server.checkpoint import load
 from simulations.loopback import ROOT, free_port
 from simulations.loopback.credentials import SCRIPT
 from tests.environments import built_wheel, installed, variables
+from tests.guard import HANGS
 
 GUIDE = ROOT / "docs" / "deployment.md"
 KIT = SCRIPT.parent
@@ -115,7 +116,7 @@ class Machine:
             )
 
     def wait_for(self, log: Path, words: str, count: int = 1) -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + HANGS
         while log.read_text(errors="replace").count(words) < count:
             assert time.monotonic() < deadline, log.read_text(errors="replace")
             time.sleep(0.2)
@@ -205,7 +206,7 @@ def made(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=HANGS,
     )
 
 

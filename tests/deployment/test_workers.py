@@ -16,6 +16,7 @@ from flwr_safedshb.deployment.workers import Worker
 from flwr_safedshb.flower import tasks
 from flwr_safedshb.flower.compat import ErrorCode
 from flwr_safedshb.flower.tasks import Bundle, Claim, SuperNode
+from tests.guard import HANGS
 
 SUPERNODE = SuperNode("127.0.0.1:1")
 
@@ -168,7 +169,7 @@ def test_the_nursery_forks_a_process_for_each_worker() -> None:
         [sys.executable, "-c", SCRIPT],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANGS,
         env={**os.environ},
         check=True,
     )
@@ -182,7 +183,7 @@ def test_an_import_that_fails_is_seen_and_not_waited_for() -> None:
         "workers._IMPORTED = ('no_such_module',); workers.Nursery().worker()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=HANGS
     )
     assert done.returncode == 1
     assert "No module named 'no_such_module'" in done.stderr
@@ -197,6 +198,6 @@ def test_a_nursery_ends_with_its_foreman() -> None:
     )
     # It holds the pipe of this process's output: were it to stay, this would wait.
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, timeout=60, check=True
+        [sys.executable, "-c", script], capture_output=True, timeout=HANGS, check=True
     )
     assert done.stdout == b""

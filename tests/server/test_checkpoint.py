@@ -20,6 +20,7 @@ from flwr_safedshb.server import checkpoint
 from flwr_safedshb.server.progress import Progress
 from flwr_safedshb.server.strategy import SafeDSHB
 from tests.federation import federation, flat, model
+from tests.guard import HANGS
 from tests.replies import Layers, record
 
 ROUNDS = 7
@@ -349,7 +350,7 @@ def test_kill_9_and_resume_with_real_clients_and_ledgers(tmp_path: Path) -> None
         )
 
     def final(process: subprocess.Popen[str]) -> str:
-        output, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=HANGS)
         assert process.returncode == 0
         return output.splitlines()[-1]
 

@@ -15,6 +15,7 @@ from simulations.engines import run
 from simulations.experiment import share
 from simulations.loopback import Deployment
 from simulations.overrides import CONF
+from tests.guard import HANGS
 
 SMALL = ["num_nodes=4", "num_malicious_nodes=1", "steps=4", "data.num_examples=400"]
 
@@ -49,7 +50,7 @@ def test_flwr_run_from_the_repository_gives_the_same_model(
 ) -> None:
     overrides = " ".join([*SMALL, f"checkpoint={tmp_path / 'run.npz'}"])
     with Deployment(tmp_path / "flower", 4, virtual=True) as deployment:
-        deployment.run({OVERRIDES: overrides}, timeout=240)
+        deployment.run({OVERRIDES: overrides}, timeout=HANGS)
     progress = load(tmp_path / "run.npz")
     assert progress is not None
     assert model_bytes(progress) == model_bytes(in_process)

@@ -25,6 +25,7 @@ from flwr_safedshb.privacy.ledger.ledger import (
     LedgerError,
 )
 from flwr_safedshb.privacy.plan import PrivacyPlan
+from tests.guard import HANGS
 from tests.privacy.ledger.older import keep_as_before
 
 DELTA = 1e-5
@@ -53,7 +54,7 @@ def run_together(*processes: BaseProcess) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(timeout=120)
+        process.join(timeout=HANGS)
         assert process.exitcode == 0
 
 
@@ -249,7 +250,7 @@ def test_kill_at_any_moment_never_hides_a_release(path: Path) -> None:
         before = log.stat().st_size if log.exists() else 0
         process = fresh.Process(target=write_until_killed, args=(path, log))
         process.start()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANGS
         while not (log.exists() and log.stat().st_size > before):
             assert process.exitcode is None
             assert time.monotonic() < deadline

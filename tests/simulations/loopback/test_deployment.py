@@ -22,6 +22,7 @@ from simulations.config import composed
 from simulations.engines import run
 from simulations.experiment import share
 from simulations.loopback import ROOT, Deployment
+from tests.guard import HANGS
 from tests.linear import PLAN, ROUNDS, momentum
 
 NODES = 4
@@ -75,7 +76,7 @@ def test_a_node_that_never_joins_is_not_waited_for_for_ever(
         federation.restart_node(0)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = HANGS) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -106,7 +107,7 @@ def test_hostile_node_and_a_node_killed_in_a_step(tmp_path: Path) -> None:
         deployment.kill("node-0")
         (tmp_path / "hold").unlink()
         deployment.restart_node(0)
-        deployment.wait(run_id, timeout=400)
+        deployment.wait(run_id, timeout=HANGS)
     progress = load(tmp_path / "run.npz")
     assert progress is not None
     check_rounds([dict(metrics) for metrics in progress.train.values()])

@@ -7,6 +7,7 @@ import pytest
 from flwr_safedshb.client.node import LEDGER_NAME
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from simulations.loopback import ROOT, Deployment
+from tests.guard import HANGS
 
 NODES, ROUNDS = 2, 2
 
@@ -17,7 +18,7 @@ def test_the_older_private_app_trains_on_a_superlink(tmp_path: Path) -> None:
     app = ROOT / "examples" / "from-fedavg" / "older" / "private"
     with Deployment(tmp_path / "flower", NODES, config, app) as deployment:
         run_id = deployment.submit({"num-server-rounds": ROUNDS})
-        deployment.wait(run_id, timeout=400)
+        deployment.wait(run_id, timeout=HANGS)
         for index in range(NODES):
             with Ledger(deployment.state_dir(index) / LEDGER_NAME) as ledger:
                 charges = ledger.charges()

@@ -18,6 +18,7 @@ from simulations.loopback.processes import free_port
 from simulations.results.parallel import in_processes
 from simulations.results.sweep import Sweep, complete
 from simulations.studies.paper.cases import Case
+from tests.guard import HANGS
 
 TINY = ("steps=2", "evaluate_every=1", "data=synthetic", "data.num_examples=500")
 CASES = (
@@ -62,7 +63,7 @@ def _wait(address: str, nodes: int) -> None:
         f"import ray; ray.init({address!r}, log_to_driver=False); "
         "print(len([n for n in ray.nodes() if n['Alive']]))"
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + HANGS
     while time.monotonic() < deadline:
         command = [sys.executable, "-c", look]
         asked = subprocess.run(command, capture_output=True, text=True, check=False)

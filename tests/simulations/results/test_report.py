@@ -19,6 +19,7 @@ from simulations.results.report import (
     sweep_page,
 )
 from simulations.results.schema import RunRecord
+from tests.guard import HANGS
 
 pytestmark = pytest.mark.federation
 
@@ -167,7 +168,7 @@ def test_a_browser_shows_it_without_scrolling_sideways(
     command += ["--allow-file-access-from-files", "--virtual-time-budget=5000"]
     command += [f"--user-data-dir={tmp_path / 'profile'}", outer.as_uri()]
     ran = subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=120
+        command, capture_output=True, text=True, check=True, timeout=HANGS
     )
     found = re.search(r"<title>(.*)</title>", ran.stdout)
     assert found, ran.stdout[:1000] + ran.stderr[-1000:]

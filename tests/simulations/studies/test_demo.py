@@ -19,6 +19,7 @@ from simulations.results.schema import RunRecord
 from simulations.results.sweep import Sweep
 from simulations.studies import demo
 from simulations.studies.demo import SETTINGS, Case, by_setting, main, show, story
+from tests.guard import HANGS
 
 pytestmark = pytest.mark.federation
 
@@ -166,13 +167,13 @@ def test_ctrl_c_leaves_no_process_and_no_half_written_file(tmp_path: Path) -> No
     )
     try:
         # In the middle: some runs are written, others at work.
-        deadline = time.monotonic() + 300  # of a test that hangs
+        deadline = time.monotonic() + HANGS
         while not list(tmp_path.glob("runs/*.json")):
             assert child.poll() is None, child.communicate()[1][-3000:]
             assert time.monotonic() < deadline
             time.sleep(0.05)
         os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to all of them
-        _, err = child.communicate(timeout=120)
+        _, err = child.communicate(timeout=HANGS)
         # Python's resource tracker ends by itself, a moment after its parent.
         while living(child.pid) and time.monotonic() < deadline:
             time.sleep(0.05)

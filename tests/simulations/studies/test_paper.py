@@ -21,6 +21,7 @@ from simulations.results.sweep import Sweep, complete, run_all
 from simulations.studies.paper import statements, summary, tables
 from simulations.studies.paper.__main__ import main
 from simulations.studies.paper.cases import Case, cases
+from tests.guard import HANGS
 from tests.records import as_if_of, made_up
 
 ROOT = Path(__file__).parents[3]
@@ -164,7 +165,7 @@ def test_killed_half_way_it_leaves_no_process_and_whole_files(tmp_path: Path) ->
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + HANGS
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
