@@ -151,6 +151,7 @@ class PerExampleLoss:
         """
         if isinstance(self._loss, _Loss):
             outputs = getattr(outputs, "logits", outputs)
+            _refuse_no_rows(self._loss, outputs, targets)
             _refuse_broadcasting(self._loss, outputs, targets)
         values = self._loss(outputs, targets)
         count = len(tensors_of(targets)[0])
@@ -182,6 +183,23 @@ def _elementary(loss: object) -> bool:
         plain = not loss.args and loss.keywords == {"reduction": "none"}
         return loss.func in _FUNCTIONS and plain
     return isinstance(loss, _Loss) and type(loss) in _LOSSES and unhooked(loss)
+
+
+def _refuse_no_rows(loss: _Loss, outputs: Batch, targets: Batch) -> None:
+    """Refuse what is no tensor with a row for each example, of torch's losses."""
+    if not type(loss).__module__.startswith("torch.nn"):
+        return
+    if not isinstance(outputs, torch.Tensor):
+        raise UnsupportedModelError(
+            f"{type(loss).__name__} needs a tensor, and the model returns a "
+            f"{type(outputs).__name__}; choose from it in a loss of your own, as in "
+            "lambda o, y: F.cross_entropy(o[0], y, reduction='none')"
+        )
+    if outputs.shape[:1] != tensors_of(targets)[0].shape[:1]:
+        raise UnsupportedModelError(
+            "the model must return a row for each example; squeeze() drops that axis "
+            "where there is one example: name the axis to drop, as in squeeze(1)"
+        )
 
 
 def _refuse_broadcasting(loss: _Loss, outputs: Batch, targets: Batch) -> None:

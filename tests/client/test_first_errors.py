@@ -26,6 +26,37 @@ PLAN = PrivacyPlan(1.0, 1.0, 4, 20)
 NORMED = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 
+class Two(nn.Linear):
+    """Returns its logits twice."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        logits = super().forward(inputs)
+        return logits, logits
+
+
+class Bare(nn.Linear):
+    """Drops the axis of the examples where there is one."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs).squeeze()
+
+
+class Ordered(nn.GRU):
+    """Takes the examples for steps of one sequence."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(inputs)[0][:, -1]
+
+
 def first_step(dataset: object, **settings: Any) -> None:
     """Make a client as a new user does, and ask it for a step."""
     model, plan = settings.pop("model", nn.Linear(3, 2)), settings.pop("plan", PLAN)
@@ -64,6 +95,60 @@ ERRORS: dict[str, tuple[object, dict[str, Any], str, str]] = {
         {},
         r"targets int64 \(k, 1\)",
         r"squeeze\(1\)",
+    ),
+    "images of bytes": (
+        (INPUTS.mul(50).byte(), LABELS),
+        {},
+        "inputs uint8",
+        "make the inputs float32",
+    ),
+    "classes as floats": (
+        (INPUTS, LABELS.float()),
+        {},
+        "targets float32",
+        "make the targets int64",
+    ),
+    "classes as floats, of another shape": (
+        (INPUTS, LABELS.float().unsqueeze(1)),
+        {},
+        r"targets float32 \(k, 1\)",
+        r"int64 \(k\), by squeeze\(1\)",
+    ),
+    "labels as whole numbers": (
+        (INPUTS, torch.stack([LABELS, 1 - LABELS], 1)),
+        {"loss": nn.BCEWithLogitsLoss()},
+        "targets int64",
+        "make the targets float32",
+    ),
+    "both of other types": (
+        (INPUTS.double(), LABELS.int()),
+        {},
+        "inputs float64",
+        "make the inputs float32, .*; make the targets int64",
+    ),
+    "columns too many": (
+        [{"img": x, "label": y, "id": 1} for x, y in ITEMS],
+        {"target": "label"},
+        "inputs {id: int64 .*, img: float32",
+        "leave out by unpack=",
+    ),
+    "a model that returns two": (
+        (INPUTS, LABELS),
+        {"model": Two()},
+        "the model returns a tuple",
+        r"choose from it .*o\[0\]",
+    ),
+    "an axis too few": (
+        (INPUTS, LABELS.float()),
+        {"model": Bare(), "loss": nn.MSELoss()},
+        "a row for each example",
+        r"squeeze\(1\)",
+    ),
+    "a recurrent model of another order": (
+        (INPUTS.unsqueeze(2), LABELS),
+        {"model": Ordered()},
+        "mixes the examples",
+        "batch_first=True",
     ),
     "targets of another shape": (
         (INPUTS, LABELS.float()),
@@ -158,6 +243,20 @@ def test_examples_that_count_as_zero_are_named(
     plan = PrivacyPlan(1.0, 1.0, 20, 20)
     first_step(dataset, plan=plan, **regression)
     assert re.search(words, caplog.text)
+
+
+class Sees(nn.Linear):
+    """Takes images, while its library makes up words for every model."""
+
+    main_input_name = "pixel_values"
+
+    @property
+    def dummy_inputs(self) -> dict[str, torch.Tensor]:
+        return {"input_ids": torch.ones(3, 5, dtype=torch.int64)}
+
+
+def test_a_model_is_tried_on_what_it_takes() -> None:
+    first_step((INPUTS, LABELS), model=Sees(3, 2))
 
 
 def test_a_numpy_pair_is_no_error() -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import cast
 
 import torch
@@ -31,6 +31,7 @@ from flwr_safedshb.privacy.examples import (
     tensors_of,
 )
 
+Change = Callable[[torch.Tensor], torch.Tensor]
 # Made-up examples: enough to see that one does not depend on another.
 _COUNT = 3
 _SEED = 20
@@ -88,7 +89,10 @@ def check_model(
             "the model cannot be trained privately: "
             + "; ".join(dict.fromkeys(problems))
         )
-    if like is None and isinstance(given := getattr(model, "dummy_inputs", None), dict):
+    given = getattr(model, "dummy_inputs", None)
+    # Hugging Face says words of models that take images or sounds, too.
+    wanted = getattr(model, "main_input_name", None)
+    if like is None and isinstance(given, dict) and wanted in (None, *given):
         like = given, torch.zeros(len(tensors_of(given)[0]))
         loss = _first_output
     if like is not None and loss is not None:
@@ -147,7 +151,7 @@ def best_pass(
                     return best
             except Exception as error:
                 failure = error
-    raise _failed(failure, model, like)
+    raise _failed(failure, like)
 
 
 @contextmanager
@@ -171,7 +175,9 @@ def _redraw(module: nn.Module) -> None:
             p.copy_(torch.randn(p.shape) / math.sqrt(fan) + (p.dim() == 1))
 
 
-def _tried(alone: Pass, like: Example) -> tuple[Example, torch.Tensor]:
+def _tried(
+    alone: Pass, like: Example, cure: bool = True
+) -> tuple[Example, torch.Tensor]:
     """Return examples that model and loss can take, and the gradient of each."""
     failure: Exception | None = None
     for words, classes in itertools.product((10, 2, 1), (10, 3, 2, 1)):
@@ -184,7 +190,31 @@ def _tried(alone: Pass, like: Example) -> tuple[Example, torch.Tensor]:
             raise
         except Exception as error:
             failure = error
-    raise _failed(failure, alone.module, like)
+    raise _failed(failure, like, _cures(alone, like) if cure else [])
+
+
+def _cures(alone: Pass, like: Example) -> list[str]:
+    """Return the changes of the data with which model and loss work: they are tried."""
+    made = _made_up(like[0], 1), _made_up(like[1], 1)
+    weights = next(p.dtype for p in alone.module.parameters() if p.requires_grad)
+    word = str(weights).removeprefix("torch.")
+    changes: list[tuple[str, Change]] = [
+        ("", lambda tensor: tensor),
+        (f"make the {{}} {word}, as the weights are", lambda t: t.to(weights)),
+        ("make the {} int64, as losses want classes", lambda t: t.long()),
+        (
+            "make the {} int64 (k), by squeeze(1), as losses want classes",
+            lambda t: t.reshape(len(t)).long(),
+        ),
+    ]
+    for (one, first), (two, second) in itertools.product(changes[:2], changes):
+        with suppress(Exception):
+            inputs = tree_map_only(torch.Tensor, first, made[0])
+            targets = tree_map_only(torch.Tensor, second, made[1])
+            _tried(alone, (inputs, targets), cure=False)
+            words = one.format("inputs"), two.format("targets")
+            return [cure for cure in words if cure]
+    return ["leave out by unpack= what it does not take"] * isinstance(like[0], dict)
 
 
 def _made_up(like: Batch, numbers: int, targets: bool = False) -> Batch:
@@ -218,7 +248,8 @@ def _refuse_mixing(
     if not _close(together.unsqueeze(1), torch.cat(alone).unsqueeze(1)):
         raise UnsupportedModelError(
             "the model or the loss mixes the examples of a batch: their losses are not "
-            "those that each example has alone"
+            "those that each example has alone; keep every layer to one example, as "
+            "recurrent ones do with batch_first=True"
         )
 
 
@@ -231,21 +262,11 @@ def _close(found: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _failed(
-    error: Exception | None, model: nn.Module, like: Example
+    error: Exception | None, like: Example, cures: Sequence[str] = ()
 ) -> UnsupportedModelError:
     """Say what went wrong with made-up examples, and what may mend it."""
     if isinstance(error, UnsupportedModelError):
         return error
-    weights = next(p.dtype for p in model.parameters() if p.requires_grad)
-    cures = []
-    if any(t.is_floating_point() and t.dtype != weights for t in tensors_of(like[0])):
-        word = str(weights).removeprefix("torch.")
-        cures.append(f"make the inputs {word}, as the weights are")
-    whole = [t.dtype for t in tensors_of(like[1]) if not t.is_floating_point()]
-    if any(dtype != torch.int64 for dtype in whole):
-        cures.append("make the targets int64, as losses want classes")
-    if whole and any(t.shape[1:] == (1,) for t in tensors_of(like[1])):
-        cures.append("make the targets (k), by squeeze(1), as losses want classes")
     text = " ".join(str(error).split())[:_LONG]
     return UnsupportedModelError(
         "; ".join(
