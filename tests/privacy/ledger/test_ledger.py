@@ -76,13 +76,13 @@ def test_epsilon_covers_runs_restarts_and_plans(path: Path) -> None:
     assert all(c.time.endswith("+00:00") for c in ledger.charges())
 
 
-@pytest.mark.parametrize("past", [[], [(OTHER, 15)]])
+@pytest.mark.parametrize("past", [[], [(OTHER, 3)]])
 def test_last_step_that_fits_is_taken_and_no_other(
     path: Path, past: list[tuple[PrivacyPlan, int]]
 ) -> None:
-    budget = accountant.epsilon([(PLAN, 30), (OTHER, 15)], DELTA) * (1 + 1e-6)
+    budget = accountant.epsilon([(PLAN, 6), (OTHER, 3)], DELTA) * (1 + 1e-6)
     allowed = accountant.max_steps(past, PLAN, DELTA, budget)
-    assert allowed >= 30
+    assert allowed >= 6
     ledger = Ledger(path, budget, DELTA)
     for plan, steps in past:
         ledger.charge(plan, steps)
