@@ -23,6 +23,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
+from flwr_safedshb.flower import superlink
 from flwr_safedshb.flower.compat import SUPERLINK_NODE_ID, Run, is_flowers_simulation
 
 # Between two questions that nothing came of: as long as one takes, or a share of
@@ -114,6 +115,10 @@ def answers(reply: Message, message_id: str, node: int) -> bool:
 
 class CarefulGrid(WrappedGrid):
     """A Grid of which no reply costs another reply."""
+
+    def __init__(self, grid: Grid) -> None:
+        super().__init__(grid)
+        superlink.hasten(innermost(grid))
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

@@ -11,6 +11,8 @@ is done here, for no option changes what Flower does:
   are sent, so an error that follows takes the place of half a reply;
 - it takes an error that comes after a reply for the answer to the next message. Here
   what answers nothing is sent only if nobody works on an answer any more;
+- it pulls and pushes every object by a call of its own. Here small ones come and go in
+  envelopes (`envelope`);
 - it sleeps for 3 s after a call for work that brought none. Here it calls every 3 s,
   and at once after a call that the gate has held for longer.
 
@@ -42,12 +44,20 @@ import httpx
 from flwr.app import Message
 from flwr.common import log
 from flwr.common.constant import Status
+from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
+from flwr.proto.runtime_pb2 import PushAppMessagesRequest, PushAppMessagesResponse
+from flwr.proto.task_pb2 import Task
 from flwr.supercore.object_store import NoObjectInStoreError, ObjectStore
+from flwr.supernode import fleet_http_connection as connection
 from flwr.supernode import start_client_internal as main_loop
 from flwr.supernode.cli import flower_supernode
+from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.nodestate import NodeState
+from flwr.supernode.servicer.runtime import runtime_handlers as handlers
 
+from flwr_safedshb.flower import envelope
 from flwr_safedshb.flower.fleet import walk
+from flwr_safedshb.flower.opener import Opener
 
 # Between two looks for a reply: a share of the time waited so far, within bounds.
 _SHARE, _LEAST, _MOST = 0.1, 0.01, 0.5
@@ -61,6 +71,7 @@ _REMEMBERED = 64
 _UNDER_WAY = (Status.PENDING, Status.STARTING, Status.RUNNING)
 
 Push = Callable[..., None]
+Handler = Callable[[PushAppMessagesRequest, NodeState, Task], PushAppMessagesResponse]
 
 
 class Clock:
@@ -86,12 +97,14 @@ class Sender:
 
     def __init__(self, push: Push) -> None:
         self._push = push
+        self.store: ObjectStore | None = None
         self._answered: deque[str] = deque(maxlen=_REMEMBERED)
 
     def __call__(
         self, state: NodeState, object_store: ObjectStore, **more: object
     ) -> None:
         """Wait for a reply, and send it."""
+        self.store = object_store
         if found := self._whole(state, object_store):
             self._answered += [reply.metadata.reply_to_message_id for reply in found]
             self._push(state=_Found(state, found), object_store=object_store, **more)
@@ -121,6 +134,60 @@ class Sender:
                     _forget(state, store, reply)
                 return whole
             time.sleep(min(max(_SHARE * (now - began), _LEAST), _MOST))
+
+    def sealed(self, request: PushMessagesRequest) -> PushMessagesRequest:
+        """Put the small objects of a reply, which are in the store, into its head."""
+        (head,), (tree,) = request.messages_list, request.message_object_trees
+        if self.store is not None and not head.HasField("error"):
+            names = {part.object_id for part, _ in walk(tree)}
+            objects = {name: self.store.get(name) or b"" for name in names}
+            small = {
+                name: each
+                for name, each in objects.items()
+                if len(each) <= envelope.SMALL or not each.startswith(b"ArrayChunk")
+            }
+            envelope.seal(head, envelope.chosen(tree.object_id, small) or {})
+        return request
+
+
+def client_of(sender: Sender, kind: type[FleetHttpClient]) -> type[FleetHttpClient]:
+    """Return the kind of client that sends and gets messages in envelopes."""
+
+    class Client(kind):  # type: ignore[misc,valid-type]
+        def __init__(self, *values: object, **more: object) -> None:
+            super().__init__(*values, **more)
+            Opener(self, lambda _: None)
+
+        def PushMessages(self, request: PushMessagesRequest) -> PushMessagesResponse:  # noqa: N802
+            answer: PushMessagesResponse = super().PushMessages(sender.sealed(request))
+            return answer
+
+    return Client
+
+
+def opening(push: Handler) -> Handler:
+    """Return Flower's handler of a worker's reply, with what opens its envelope."""
+
+    def push_messages(
+        request: PushAppMessagesRequest, state: NodeState, task: Task
+    ) -> PushAppMessagesResponse:
+        inside: envelope.Objects = {}
+        for head in request.messages_list:
+            inside |= envelope.opened(head) or {}
+            envelope.empty(head)
+        answer = push(request, state, task)
+        left = [
+            name
+            for name in answer.objects_to_push
+            if name not in inside
+            or not state.store_object(
+                task.run_id, answer.session_id, name, inside[name]
+            )
+        ]
+        answer.objects_to_push[:] = left
+        return answer
+
+    return push_messages
 
 
 class _Found:
@@ -166,13 +233,37 @@ def is_known(loop: ModuleType) -> bool:
         return False
 
 
-def hasten(loop: ModuleType = main_loop) -> None:
+def hasten(loop: ModuleType = main_loop) -> Sender | None:
     """Change how the main loop waits."""
     if not is_known(loop):
         log(WARNING, "This SuperNode is not as it is known: replies leave it later")
-        return
+        return None
     vars(loop)["time"] = Clock()
-    vars(loop)["_push_messages"] = Sender(loop._push_messages)
+    sender = vars(loop)["_push_messages"] = Sender(loop._push_messages)
+    return sender
+
+
+def has_known_calls() -> bool:
+    """Say whether Flower's SuperNode calls and is called in the ways changed here."""
+    try:
+        connect = inspect.unwrap(connection.http_request_response).__code__.co_names
+        push = handlers.push_messages.__code__
+        return (
+            vars(connection).get("FleetHttpClient") is FleetHttpClient
+            and "FleetHttpClient" in connect
+            and push.co_varnames[: push.co_argcount] == ("request", "state", "task")
+        )
+    except AttributeError:
+        return False
+
+
+def use_envelopes(sender: Sender) -> None:
+    """Let small objects come and go in envelopes."""
+    if not has_known_calls():
+        log(WARNING, "This SuperNode is not as it is known: it makes more calls")
+        return
+    vars(connection)["FleetHttpClient"] = client_of(sender, FleetHttpClient)
+    vars(handlers)["push_messages"] = opening(handlers.push_messages)
 
 
 def kept_limits() -> httpx.Limits:
@@ -203,6 +294,7 @@ def end_with_parent() -> None:
 
 if __name__ == "__main__":
     end_with_parent()
-    hasten()
     keep_connections()
+    if (found := hasten()) is not None:
+        use_envelopes(found)
     flower_supernode()

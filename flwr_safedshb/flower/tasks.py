@@ -24,6 +24,8 @@ from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullAppMessagesRequest,
     PullAppMessagesResponse,
+    PushAppMessagesRequest,
+    PushAppMessagesResponse,
 )
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
@@ -41,6 +43,9 @@ from flwr.supernode.runtime.run_clientapp import (
     push_message,
     push_task_output,
 )
+
+from flwr_safedshb.flower import envelope
+from flwr_safedshb.flower.opener import Opener, small_objects
 
 __all__ = ["Bundle", "Claim", "LoadClientAppError", "SuperNode", "Work"]
 
@@ -144,15 +149,26 @@ class Work:
 
     def __init__(self, supernode: SuperNode, token: str, seen: Seen) -> None:
         self._client = supernode.work(token)
-        pull = self._client.PullMessages
+        Opener(self._client, lambda _: None)
+        pull, push = self._client.PullMessages, self._client.PushMessages
+        self._reply: Message | None = None
 
         def noted(request: PullAppMessagesRequest) -> PullAppMessagesResponse:
             answer = pull(request)
             for proto in answer.messages_list:
+                envelope.empty(proto)
                 seen(proto.SerializeToString(), message_from_proto(proto).metadata)
             return answer
 
+        def sealed(request: PushAppMessagesRequest) -> PushAppMessagesResponse:
+            if self._reply is not None and self._reply.has_content():
+                (head,), (tree,) = request.messages_list, request.message_object_trees
+                objects = small_objects(self._reply, {})
+                envelope.seal(head, envelope.chosen(tree.object_id, objects) or {})
+            return push(request)
+
         self._client.PullMessages = noted  # type: ignore[method-assign]
+        self._client.PushMessages = sealed  # type: ignore[method-assign]
         self._heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(self._client))
         self._heartbeat.start()
         self.message, self.context, run, fab = pull_task_input(self._client)
@@ -160,6 +176,7 @@ class Work:
 
     def finish(self, reply: Message) -> None:
         """Send the reply, and keep the context that the app has left."""
+        self._reply = reply
         push_message(self._client, reply, self.context)
         push_task_output(self._client, self.context, SubStatus.COMPLETED, "")
 

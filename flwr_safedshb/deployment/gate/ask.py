@@ -10,9 +10,10 @@ from typing import Protocol, cast
 from google.protobuf.message import Message
 
 from flwr_safedshb.deployment.gate.call import Call, RefusedError
+from flwr_safedshb.deployment.gate.delivery import outgoing, pushes
 from flwr_safedshb.deployment.gate.limits import Limits
-from flwr_safedshb.deployment.gate.objects import Objects
-from flwr_safedshb.deployment.gate.replies import Desk, Staged, pushes
+from flwr_safedshb.deployment.gate.objects import Objects, is_coming
+from flwr_safedshb.deployment.gate.replies import Desk, Staged
 from flwr_safedshb.deployment.gate.wire import Answer
 from flwr_safedshb.flower import fleet
 from flwr_safedshb.flower.fleet import (
@@ -26,6 +27,8 @@ from flwr_safedshb.flower.speaker import NodeProto, given_up
 # Times that a SuperLink may fail over one reply.
 _MAX_TRIES = 4
 _LOST = "the node was started again, and its message is lost"
+Headers = tuple[tuple[str, str], ...]
+_PROTOBUF: Headers = (("content-type", "application/protobuf"),)
 
 
 class Node:
@@ -92,7 +95,9 @@ class Ask:
             case fleet_pb2.PullMessagesRequest():
                 return await self._pull(request)
             case fleet_pb2.PushMessagesRequest():
-                return _written(desk.stage(request).answer())
+                staged = desk.stage(request)
+                await self._pass_on(staged)
+                return _written(staged.answer())
             case message_pb2.PushObjectRequest():
                 return await self._push(request)
             case message_pb2.PullObjectRequest():
@@ -102,6 +107,8 @@ class Ask:
                 # Which deletes it, perhaps before the server has sent all of it.
                 if not asked.received:
                     raise RefusedError(400, "a message that has not come yet")
+                if {*asked.objects} <= {*asked.inside}:
+                    return _written(message_pb2.ConfirmMessageReceivedResponse())
                 request.run_id = asked.metadata.run_id
             case fleet_pb2.ActivateNodeRequest():
                 return await self._activate(request)
@@ -162,7 +169,7 @@ class Ask:
             if given.messages_list:
                 self._node.desk.ask(given)
                 self._inside.announce_work()
-                return answer
+                return _written(given, answer.headers)
             last = self._node.number is None or time.monotonic() >= until
             if last or self._node.waits is not mine:
                 return answer
@@ -172,24 +179,45 @@ class Ask:
 
     async def _pull_object(self, request: message_pb2.PullObjectRequest) -> Answer:
         asked, name = self._node.desk.holding(request.object_id), request.object_id
-        request.run_id = asked.metadata.run_id
-        answer = await self._inside.objects.get(
-            name, lambda: self._inside.fetch(self._call, "pull-object", request)
-        )
+        if name in asked.inside:
+            found = message_pb2.PullObjectResponse(
+                object_found=True,
+                object_available=True,
+                object_content=asked.inside[name],
+            )
+            answer = _written(found)
+        else:
+            request.run_id = asked.metadata.run_id
+            answer = await self._inside.objects.get(
+                name, lambda: self._fetched(request)
+            )
         if answer.status < 400:
             asked.pulled(name, answer.content())
         await self._inside.make_room(self._node.owner, self._call, answer.size)
         return answer
 
+    async def _fetched(self, request: message_pb2.PullObjectRequest) -> Answer:
+        """Return an object once the server has sent it; a node would wait longer."""
+        until = time.monotonic() + self._inside.limits.object_seconds
+        while True:
+            answer = await self._inside.fetch(self._call, "pull-object", request)
+            late = time.monotonic() >= until or self._call.gone()
+            if late or not is_coming(answer):
+                return answer
+            await asyncio.sleep(self._inside.limits.poll_seconds)
+
     async def _push(self, request: message_pb2.PushObjectRequest) -> Answer:
         staged = self._node.desk.staged(request)
         if not staged.over:
             staged.put(request.object_id, request.object_content)
+        await self._pass_on(staged)
+        return _written(message_pb2.PushObjectResponse(stored=True))
+
+    async def _pass_on(self, staged: Staged) -> None:
         if staged.complete:
             async with staged.delivery:
                 if not staged.over:
                     await self._deliver(staged)
-        return _written(message_pb2.PushObjectResponse(stored=True))
 
     async def _deliver(self, staged: Staged) -> None:
         """Pass a complete reply on, as its node would have.
@@ -199,11 +227,13 @@ class Ask:
         """
         staged.tries += 1
         staged.asked.answered = True
-        answer = await self._sent("push-messages", staged.request, staged)
+        begun = outgoing(staged)
+        answer = await self._sent("push-messages", begun, staged)
         taken = fleet_pb2.PushMessagesResponse.FromString(answer)
-        for request in pushes(staged, taken):
+        for request in pushes(staged, begun, taken):
             await self._sent("push-object", request, staged)
         staged.end()
+        staged.asked.inside.clear()
 
     async def _sent(self, name: str, request: Message, staged: Staged) -> bytes:
         answer = await self._through(name, request)
@@ -221,6 +251,5 @@ def _patience(interval: float) -> float:
     return min(interval, fleet.HEARTBEAT_SECONDS)
 
 
-def _written(message: Message) -> Answer:
-    body = cast(bytes, message.SerializeToString())
-    return Answer(200, body, (("content-type", "application/protobuf"),))
+def _written(message: Message, headers: Headers = _PROTOBUF) -> Answer:
+    return Answer(200, cast(bytes, message.SerializeToString()), headers)

@@ -150,7 +150,7 @@ class Gate:
         them would take hundreds, and the gate for seconds.
         """
         most = self.limits.unknown_body_bytes
-        if name != "push-object" and call.size > most + node.desk.tree_bytes():
+        if name != "push-object" and call.size > most + node.desk.head_bytes():
             raise RefusedError(413, "a long call that brings no object")
 
     async def _answer(self, name: str, call: Call, node: Node, owner: str) -> Answer:

@@ -56,6 +56,8 @@ class Limits:
         after 30.
     poll_seconds : float
         How often the SuperLink is asked for it meanwhile, by a node that waits alone.
+    object_seconds : float
+        How long a call for an object is held that the server is still sending.
     tree_objects, tree_depth : int
         Objects of a reply, beyond twice those of the message it answers; their nesting.
     reply_bytes : int
@@ -85,6 +87,7 @@ class Limits:
     body_bytes_per_second: float = 128 * 2**10
     hold_seconds: float = 20.0
     poll_seconds: float = 0.1
+    object_seconds: float = 2.0
     tree_objects: int = 16
     tree_depth: int = 8
     reply_bytes: int = 2**20

@@ -52,6 +52,14 @@ class Objects:
             self._bytes -= dropped.size
 
 
+def is_coming(answer: Answer) -> bool:
+    """Whether an object is known to the SuperLink, and not there yet."""
+    if answer.status >= 400:
+        return False
+    found = message_pb2.PullObjectResponse.FromString(answer.content())
+    return bool(found.object_found and not found.object_available)
+
+
 def _brought(status: int, content: bytes) -> bool:
     """Whether an answer has an object in it; the next may."""
     if status >= 400:

@@ -16,14 +16,13 @@ import math
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from flwr_safedshb.deployment.gate.call import RefusedError
 from flwr_safedshb.deployment.gate.limits import Limits
 from flwr_safedshb.deployment.gate.sizes import Part, Sizes, measured, put_together
 from flwr_safedshb.deployment.gate.wire import Spool
-from flwr_safedshb.flower import fleet
+from flwr_safedshb.flower import envelope, fleet
 from flwr_safedshb.flower.fleet import fleet_pb2, message_pb2
 
 # Messages that a node may have open; Flower's SuperNode has one.
@@ -34,12 +33,19 @@ _NAME_BYTES = 96
 
 @dataclass(eq=False)
 class Asked:
-    """A message that a node has been given, and what it may do for it."""
+    """A message that a node has been given, and what it may do for it.
+
+    Attributes
+    ----------
+    inside : dict of str to bytes
+        Objects that came in an envelope; if there are any, its server opens them too.
+    """
 
     metadata: message_pb2.Metadata
     objects: list[str]
-    given: float = field(default_factory=time.monotonic)
+    inside: dict[str, bytes] = field(default_factory=dict)
     parts: dict[str, Part] = field(default_factory=dict)
+    given: float = field(default_factory=time.monotonic)
     answered: bool = False
 
     def pulled(self, name: str, answer: bytes) -> None:
@@ -47,13 +53,8 @@ class Asked:
         if name in self.parts:
             return
         found = message_pb2.PullObjectResponse.FromString(answer)
-        if not found.object_available:
-            return
-        try:
-            self.parts[name] = measured(found.object_content)
-        except ValueError:  # the server's own: it may be larger than a node's
-            size = len(found.object_content)
-            self.parts[name] = Part([], size, False, Counter())
+        if found.object_available:
+            self.parts[name] = _asked(found.object_content)
 
     @property
     def received(self) -> bool:
@@ -96,7 +97,7 @@ class Staged:
         return fleet_pb2.PushMessagesResponse(
             reconnect=fleet_pb2.Reconnect(reconnect=5),
             results={self.request.messages_list[0].metadata.message_id: 0},
-            objects_to_push=list(self.children),
+            objects_to_push=[name for name in self.children if name not in self.parts],
             session_id=self.session,
         )
 
@@ -104,6 +105,15 @@ class Staged:
     def complete(self) -> bool:
         """Whether no object is missing."""
         return len(self.parts) == len(self.children)
+
+    def is_begun_by(self, request: fleet_pb2.PushMessagesRequest) -> bool:
+        """Say whether a push is the one that began it, come again in an envelope."""
+        mine = self.request.messages_list[0].metadata.message_id
+        return self.complete and [mine] == [
+            each.metadata.message_id
+            for each in request.messages_list
+            if each.content.items
+        ]
 
     def put(self, name: str, content: bytes) -> None:
         """Take an object; what has been taken already may come again."""
@@ -153,12 +163,17 @@ class Desk:
         self._staged: Staged | None = None
 
     def ask(self, given: fleet_pb2.PullMessagesResponse) -> None:
-        """Remember the messages that the node is given."""
+        """Remember the messages that the node is given, and open their envelopes."""
         trees = given.message_object_trees
         for message, tree in zip(given.messages_list, trees, strict=True):
+            # It stays in the head, for nodes that look there; others pull objects.
+            inside = envelope.opened(message) or {}
+            if inside:
+                tree.CopyFrom(envelope.whole_tree(tree.object_id, inside))
             objects = [part.object_id for part, _ in fleet.walk(tree)]
             name = message.metadata.message_id
-            self._asked[name] = Asked(message.metadata, objects)
+            parts = {each: _asked(content) for each, content in inside.items()}
+            self._asked[name] = Asked(message.metadata, objects, inside, parts)
             while len(self._asked) > _MAX_OPEN:
                 self._asked.popitem(last=False)
 
@@ -180,15 +195,25 @@ class Desk:
         return [each.metadata for each in self._asked.values() if not each.answered]
 
     def stage(self, request: fleet_pb2.PushMessagesRequest) -> Staged:
-        """Begin a reply in place of one that was not completed."""
+        """Begin a reply in place of one that was not completed, or find it again."""
+        staged = self._staged
+        if staged is not None and staged.is_begun_by(request):
+            return staged
         asked = self._checked(request)
-        if self._staged is not None:
-            if self._staged.delivery.locked():
+        if staged is not None:
+            if staged.delivery.locked():
                 raise RefusedError(503, "a reply while another is passed on")
-            self._staged.spool.close()
+            staged.spool.close()
         most = self._most(asked)
         children = self._children(request.message_object_trees[0], most.objects)
+        try:
+            inside = envelope.opened(request.messages_list[0], len(children)) or {}
+        except ValueError as error:
+            raise RefusedError(413, str(error)) from error
+        envelope.empty(request.messages_list[0])
         self._staged = Staged(secrets.token_hex(16), asked, request, children, most)
+        for name, content in inside.items():
+            self._staged.put(name, content)
         return self._staged
 
     def _most(self, asked: Asked) -> Sizes:
@@ -201,10 +226,10 @@ class Desk:
             2 * objects + self._limits.tree_objects,
         )
 
-    def tree_bytes(self) -> int:
-        """Return how many bytes the tree of a reply may take."""
-        objects = (self._most(asked).objects for asked in self._asked.values())
-        return _NAME_BYTES * max(objects, default=0)
+    def head_bytes(self) -> int:
+        """Return how many bytes a reply's tree and envelope may take."""
+        objects = [self._most(asked).objects for asked in self._asked.values()]
+        return _NAME_BYTES * max(objects) + envelope.MOST if objects else 0
 
     def staged(self, request: message_pb2.PushObjectRequest) -> Staged:
         """Return the reply that an object belongs to."""
@@ -230,7 +255,8 @@ class Desk:
             raise RefusedError(400, "a reply to another question")
         if asked.answered:
             raise RefusedError(400, "a second reply to one message")
-        if message.content.ByteSize() or tree.object_id != said.message_id:
+        records = [item.key for item in message.content.items]
+        if records not in ([], [envelope.NAME]) or tree.object_id != said.message_id:
             raise RefusedError(400, "a message with more or other parts than its tree")
         times = request.clientapp_runtime_list
         numbers = (said.created_at, said.ttl, *times)
@@ -255,6 +281,14 @@ class Desk:
         return children
 
 
+def _asked(content: bytes) -> Part:
+    """Return what an object of the server's own is: it may be larger than a node's."""
+    try:
+        return measured(content)
+    except ValueError:
+        return Part([], len(content), False, Counter())
+
+
 def _same(content: bytes, said: message_pb2.Message) -> bool:
     """Compare a message's object, which cannot hold its own id, with its words."""
     expected = message_pb2.Message()
@@ -264,18 +298,3 @@ def _same(content: bytes, said: message_pb2.Message) -> bool:
     for message in (expected, inside):  # the object of what has content says nothing
         message.ClearField("content")
     return bool(inside == expected)
-
-
-def pushes(
-    staged: Staged, answer: fleet_pb2.PushMessagesResponse
-) -> Iterator[message_pb2.PushObjectRequest]:
-    """Yield the calls that bring a reply's objects to the SuperLink."""
-    for name in answer.objects_to_push:
-        if name in staged.children:
-            yield message_pb2.PushObjectRequest(
-                node=staged.request.node,
-                run_id=staged.asked.metadata.run_id,
-                object_id=name,
-                object_content=staged.content(name),
-                session_id=answer.session_id,
-            )
