@@ -11,16 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.proto.run_pb2 import GetRunRequest, GetRunResponse, Run
 from flwr.supernode.runtime.run_clientapp import push_message
 from google.protobuf.message import Message as Proto
 
 import flwr_safedshb
-from flwr_safedshb.flower import tasks
+from flwr_safedshb.flower import envelope, tasks
 from flwr_safedshb.flower.bundle import built
 from flwr_safedshb.flower.compat import redirect
 from flwr_safedshb.flower.fleet import fab_pb2, fleet_pb2
@@ -127,7 +128,8 @@ def die_in_a_reply(work: tasks.Work) -> None:
         raise Died
 
     work._client.PushObject = killed  # type: ignore[assignment]
-    work.finish(Message(RecordDict(), reply_to=work.message))
+    large = ArrayRecord([np.zeros(envelope.SMALL, np.float32)])  # in no envelope
+    work.finish(Message(RecordDict({"arrays": large}), reply_to=work.message))
 
 
 def die_after_a_reply(work: tasks.Work) -> None:
