@@ -200,18 +200,36 @@ def test_every_import_is_declared(room: str) -> None:
     texts = list(project["dependencies"])
     for extra in ROOMS[room]:
         texts += project["optional-dependencies"][extra]
+    assert strangers(ROOT / room, texts) <= OPTIONAL
+
+
+EXAMPLES = sorted(
+    str(path.parent.relative_to(ROOT))
+    for path in ROOT.glob("examples/**/pyproject.toml")
+)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_import_of_an_example_is_declared(example: str) -> None:
+    folder = ROOT / example
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    own = {path.stem for path in folder.rglob("*.py")}
+    assert strangers(folder, project["dependencies"]) <= own
+
+
+def strangers(folder: Path, texts: list[str]) -> set[str]:
+    """Return what is imported in a folder and is in none of these requirements."""
     declared = {plain(Requirement(text).name) for text in texts}
     imported: set[str] = set()
-    for path in (ROOT / room).rglob("*.py"):
+    for path in folder.rglob("*.py"):
         for item in ast.walk(ast.parse(path.read_text())):
             if isinstance(item, ast.Import):
                 imported |= {alias.name.split(".")[0] for alias in item.names}
             elif isinstance(item, ast.ImportFrom) and item.level == 0:
                 imported.add(str(item.module).split(".")[0])
     found = metadata.packages_distributions()
-    strangers = {
+    return {
         name
         for name in imported - set(sys.stdlib_module_names) - set(ROOMS)
         if not {plain(owner) for owner in found.get(name, ())} & declared
     }
-    assert strangers <= OPTIONAL
