@@ -12,16 +12,16 @@ from flwr_safedshb.aggregation.clipped import (
     CentredClipping,
     StaticClipping,
 )
-from flwr_safedshb.aggregation.coordinatewise import Median, TrimmedMean
+from flwr_safedshb.aggregation.coordinatewise import (
+    CoordinatewiseRule,
+    Median,
+    TrimmedMean,
+)
 from flwr_safedshb.aggregation.filter import CAF, Filter
+from flwr_safedshb.aggregation.gram import GramRule
 from flwr_safedshb.aggregation.mda import MDA
 from flwr_safedshb.aggregation.nnm import NNM
-from flwr_safedshb.aggregation.rule import (
-    CoordinatewiseRule,
-    GramRule,
-    Rule,
-    Weighing,
-)
+from flwr_safedshb.aggregation.rule import Rule, Weighing
 from flwr_safedshb.aggregation.smea.rule import SMEA
 
 __all__ = [

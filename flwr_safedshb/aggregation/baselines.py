@@ -6,20 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation.gram import (
-    Clients,
-    FloatArray,
+    GramRule,
+    check_gram,
     nearest_sums,
     scatter_lambda,
     squared_distances,
     weighted_lambda,
     weighted_sum,
 )
-from flwr_safedshb.aggregation.rule import (
-    Floats,
-    GramRule,
-    Weighing,
-    check_gram,
-)
+from flwr_safedshb.aggregation.rule import Clients, FloatArray, Floats, Weighing
 from flwr_safedshb.theory import kappa_geometric_median, kappa_krum
 
 MEDIAN_STEPS = 10_000

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flwr_safedshb.aggregation.gram import (
-    Clients,
-    FloatArray,
+    GramRule,
+    check_gram,
     finite_gram,
     gram,
     nearest_sums,
@@ -20,11 +20,11 @@ from flwr_safedshb.aggregation.gram import (
     weighted_sum,
 )
 from flwr_safedshb.aggregation.rule import (
+    Clients,
+    FloatArray,
     Floats,
-    GramRule,
     Rule,
     Weighing,
-    check_gram,
     check_positive,
     check_vectors,
 )

@@ -1,12 +1,36 @@
 """Rules that treat every coordinate alone."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
 
-from flwr_safedshb.aggregation.gram import FloatArray
-from flwr_safedshb.aggregation.rule import CoordinatewiseRule
+from flwr_safedshb.aggregation.gram import blocks
+from flwr_safedshb.aggregation.rule import Clients, FloatArray, Floats, Rule
 from flwr_safedshb.theory import kappa_median, kappa_trimmed_mean
+
+
+class CoordinatewiseRule(Rule):
+    """A rule that works on each coordinate alone."""
+
+    @abstractmethod
+    def reduce(self, block: FloatArray, f: int) -> FloatArray:
+        """Reduce a block, (n, k), to (k,); the block may be overwritten."""
+
+    def aggregate(self, clients: Clients, f: int) -> tuple[list[Floats], None]:
+        """Aggregate block by block."""
+        return self.reduce_blocks(clients, f, None), None
+
+    def reduce_blocks(
+        self, clients: Clients, f: int, mixing: FloatArray | None
+    ) -> list[Floats]:
+        """Reduce all coordinates, of the rows of `mixing` @ vectors where given."""
+        result = [np.empty_like(layer, order="C") for layer in clients[0]]
+        flat = [layer.reshape(-1) for layer in result]
+        for layer, span, block in blocks(clients):
+            mixed = block if mixing is None else mixing @ block
+            flat[layer][span] = self.reduce(mixed, f)
+        return result
 
 
 @dataclass(frozen=True)

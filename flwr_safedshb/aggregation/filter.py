@@ -14,14 +14,8 @@ from typing import ClassVar
 import numpy as np
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
-from flwr_safedshb.aggregation.gram import FloatArray
-from flwr_safedshb.aggregation.rule import (
-    GramRule,
-    Notion,
-    Weighing,
-    check_gram,
-    single_threaded,
-)
+from flwr_safedshb.aggregation.gram import GramRule, check_gram, single_threaded
+from flwr_safedshb.aggregation.rule import FloatArray, Notion, Weighing
 from flwr_safedshb.theory import (
     filter_certificate,
     filter_eta,

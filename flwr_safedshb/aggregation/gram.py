@@ -7,17 +7,20 @@ cannot blur the products of the others. What rules ask of the result, distances 
 eigenvalues of a scatter, is here, too.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import cache
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from functools import cache, wraps
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
+from flwr_safedshb.aggregation.rule import Clients, FloatArray, Floats, Rule, Weighing
 from flwr_safedshb.theory import check_num_malicious
 
-FloatArray = NDArray[np.float64]
-Layers = Sequence[NDArray[np.floating]]
-Clients = Sequence[Layers]
+P = ParamSpec("P")
+R = TypeVar("R")
 Subset = NDArray[np.intp]
 
 # One float64 block of all clients: small enough for a core's cache, large enough that
@@ -31,6 +34,50 @@ CANCELLATION = 1e6
 RESOLUTION = 1e-9
 # Up to so many points they are centred by one product.
 _FEW = 8
+# Vectors of which all that is done with their Gram matrix takes no time.
+_TINY = 16
+
+
+class GramRule(Rule):
+    """A rule that needs inner products only."""
+
+    @abstractmethod
+    def weigh(self, gram: FloatArray, f: int) -> Weighing:
+        """Return the weights of the vectors whose Gram matrix, (n, n), is given."""
+
+    def weigh_many(self, grams: FloatArray, f: int) -> FloatArray:
+        """Return the weights, (g, n), for each of g Gram matrices, (g, n, n)."""
+        return np.array([self.weigh(gram, f).weights for gram in grams])
+
+    def aggregate(
+        self, clients: Clients, f: int
+    ) -> tuple[list[Floats], Weighing | None]:
+        """Aggregate by Gram matrix, weights, weighted sum."""
+        weighing = self.weigh(careful_gram(clients, f), f)
+        return weighted_sum(clients, weighing.weights), weighing
+
+
+@cache
+def _controller() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+def single_threaded(function: Callable[P, R]) -> Callable[P, R]:
+    """Run a method of a Gram matrix on one BLAS thread.
+
+    Small eigenproblems are far slower on two. Tiny ones are on one anyway, and to see
+    to it would cost them more than they take.
+    """
+
+    @wraps(function)
+    def limited(*args: P.args, **kwargs: P.kwargs) -> R:
+        gram = args[1] if len(args) > 1 else None
+        if isinstance(gram, np.ndarray) and gram.shape[-1] <= _TINY:
+            return function(*args, **kwargs)
+        with _controller().limit(limits=1, user_api="blas"):
+            return function(*args, **kwargs)
+
+    return limited
 
 
 def blocks(clients: Clients) -> Iterator[tuple[int, slice, FloatArray]]:
@@ -102,13 +149,28 @@ def nearest_sums(distances: FloatArray, m: int) -> FloatArray:
     return sums
 
 
-def outermost_first(distances: FloatArray, m: int) -> NDArray[np.intp]:
-    """Order the vectors, (..., n), by distances to their m nearest, largest first.
+def outermost_first(gram: FloatArray, m: int) -> tuple[FloatArray, NDArray[np.intp]]:
+    """Return squared distances and the order of the vectors that they are in.
 
-    A function of the vectors, not of their order, ties aside. What is obviously hostile
-    comes first.
+    By distances to their m nearest, largest first: what is obviously hostile comes
+    first. A function of the vectors, not of their order, ties aside.
+
+    Parameters
+    ----------
+    gram : (..., n, n) array
+
+    Returns
+    -------
+    distances : (..., n, n) array
+    order : (..., n) array
     """
-    return np.argsort(-nearest_sums(distances, m), axis=-1, kind="stable")
+    distances = squared_distances(gram)
+    order = np.argsort(-nearest_sums(distances, m), axis=-1, kind="stable")
+    n = gram.shape[-1]
+    flat, places = distances.reshape(-1, n, n), order.reshape(-1, n)
+    rows = np.arange(len(flat))[:, None, None]
+    ordered = flat[rows, places[:, :, None], places[:, None, :]]
+    return ordered.reshape(gram.shape), order
 
 
 def weighted_sum(clients: Clients, weights: FloatArray) -> list[NDArray[np.floating]]:

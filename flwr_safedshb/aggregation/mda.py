@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation.baselines import subset_mean
 from flwr_safedshb.aggregation.gram import (
-    FloatArray,
+    GramRule,
+    check_gram,
     outermost_first,
-    squared_distances,
 )
-from flwr_safedshb.aggregation.rule import GramRule, Weighing, check_gram
+from flwr_safedshb.aggregation.rule import FloatArray, Weighing
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,7 @@ class MDA(GramRule):
         """Return equal weights on n - f vectors."""
         gram = check_gram(gram, f)
         n = len(gram)
-        distances = squared_distances(gram)
-        order = outermost_first(distances, n - f)
-        ordered = distances[np.ix_(order, order)]
+        ordered, order = outermost_first(gram, n - f)
         thresholds = np.unique(ordered)
         low, high = 0, len(thresholds) - 1
         out: set[int] = set()

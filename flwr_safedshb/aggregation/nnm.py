@@ -8,21 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flwr_safedshb.aggregation.coordinatewise import CoordinatewiseRule
 from flwr_safedshb.aggregation.gram import (
-    Clients,
-    FloatArray,
+    GramRule,
     careful_gram,
+    check_gram,
     squared_distances,
     weighted_lambda,
 )
-from flwr_safedshb.aggregation.rule import (
-    CoordinatewiseRule,
-    Floats,
-    GramRule,
-    Rule,
-    Weighing,
-    check_gram,
-)
+from flwr_safedshb.aggregation.rule import Clients, FloatArray, Floats, Rule, Weighing
 from flwr_safedshb.theory import kappa_nnm
 
 

@@ -1,51 +1,27 @@
 """What every aggregation rule is: f of n vectors may be hostile, one vector comes out.
 
 A rule is called with an (n, d) array, or with n lists of layers as Flower clients send
-them. Rules that depend on distances alone (`GramRule`) answer with weights from the
-Gram matrix; rules that work coordinate by coordinate (`CoordinatewiseRule`) reduce
-blocks of coordinates. Neither makes a second copy of the vectors.
+them. Rules that depend on distances alone (`gram.GramRule`) answer with weights from
+the Gram matrix; rules that work coordinate by coordinate
+(`coordinatewise.CoordinatewiseRule`) reduce blocks of coordinates. Neither makes a
+second copy of the vectors.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, wraps
-from typing import Literal, ParamSpec, TypeVar, overload
+from typing import Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
 
-from flwr_safedshb.aggregation.gram import (
-    Clients,
-    FloatArray,
-    blocks,
-    careful_gram,
-    check_gram,
-    weighted_sum,
-)
 from flwr_safedshb.theory import check_num_malicious
 
-__all__ = [
-    "CoordinatewiseRule",
-    "Floats",
-    "GramRule",
-    "Notion",
-    "Rule",
-    "Weighing",
-    "check_gram",
-    "check_positive",
-    "check_vectors",
-    "single_threaded",
-]
-
+FloatArray = NDArray[np.float64]
 Floats = NDArray[np.floating]
+Layers = Sequence[Floats]
+Clients = Sequence[Layers]
 Notion = Literal["spectral", "variance", "spectral bound"]
-P = ParamSpec("P")
-R = TypeVar("R")
-
-# Vectors of which all that is done with their Gram matrix takes no time.
-_TINY = 16
 
 
 @dataclass(frozen=True)
@@ -125,71 +101,6 @@ class Rule(ABC):
         """
         check_num_malicious(n, f)
         return None
-
-
-class GramRule(Rule):
-    """A rule that needs inner products only."""
-
-    @abstractmethod
-    def weigh(self, gram: FloatArray, f: int) -> Weighing:
-        """Return the weights of the vectors whose Gram matrix, (n, n), is given."""
-
-    def weigh_many(self, grams: FloatArray, f: int) -> FloatArray:
-        """Return the weights, (g, n), for each of g Gram matrices, (g, n, n)."""
-        return np.array([self.weigh(gram, f).weights for gram in grams])
-
-    def aggregate(
-        self, clients: Clients, f: int
-    ) -> tuple[list[Floats], Weighing | None]:
-        """Aggregate by Gram matrix, weights, weighted sum."""
-        weighing = self.weigh(careful_gram(clients, f), f)
-        return weighted_sum(clients, weighing.weights), weighing
-
-
-@lru_cache(maxsize=1)
-def _controller() -> ThreadpoolController:
-    return ThreadpoolController()
-
-
-def single_threaded(function: Callable[P, R]) -> Callable[P, R]:
-    """Run a method of a Gram matrix on one BLAS thread.
-
-    Small eigenproblems are far slower on two. Tiny ones are on one anyway, and to see
-    to it would cost them more than they take.
-    """
-
-    @wraps(function)
-    def limited(*args: P.args, **kwargs: P.kwargs) -> R:
-        gram = args[1] if len(args) > 1 else None
-        if isinstance(gram, np.ndarray) and gram.shape[-1] <= _TINY:
-            return function(*args, **kwargs)
-        with _controller().limit(limits=1, user_api="blas"):
-            return function(*args, **kwargs)
-
-    return limited
-
-
-class CoordinatewiseRule(Rule):
-    """A rule that works on each coordinate alone."""
-
-    @abstractmethod
-    def reduce(self, block: FloatArray, f: int) -> FloatArray:
-        """Reduce a block, (n, k), to (k,); the block may be overwritten."""
-
-    def aggregate(self, clients: Clients, f: int) -> tuple[list[Floats], None]:
-        """Aggregate block by block."""
-        return self.reduce_blocks(clients, f, None), None
-
-    def reduce_blocks(
-        self, clients: Clients, f: int, mixing: FloatArray | None
-    ) -> list[Floats]:
-        """Reduce all coordinates, of the rows of `mixing` @ vectors where given."""
-        result = [np.empty_like(layer, order="C") for layer in clients[0]]
-        flat = [layer.reshape(-1) for layer in result]
-        for layer, span, block in blocks(clients):
-            mixed = block if mixing is None else mixing @ block
-            flat[layer][span] = self.reduce(mixed, f)
-        return result
 
 
 def check_vectors(vectors: Floats | Clients, f: int) -> Clients:

@@ -13,8 +13,8 @@ from typing import TypeGuard
 import numpy as np
 
 from flwr_safedshb.aggregation import NNM, GramRule
-from flwr_safedshb.aggregation.gram import FloatArray
-from flwr_safedshb.aggregation.rule import CoordinatewiseRule
+from flwr_safedshb.aggregation.coordinatewise import CoordinatewiseRule
+from flwr_safedshb.aggregation.rule import FloatArray
 from flwr_safedshb.attacks.base import Aggregate
 
 # What is made at a time: values of Gram matrices, of which rules make many times more,

@@ -23,7 +23,7 @@ from typing import Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_safedshb.aggregation.gram import FloatArray
+from flwr_safedshb.aggregation.rule import FloatArray
 from flwr_safedshb.attacks.base import Aggregate, Attack
 from flwr_safedshb.attacks.candidates import (
     Candidates,

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flwr_safedshb.aggregation.gram import FloatArray
-from flwr_safedshb.aggregation.rule import check_positive
+from flwr_safedshb.aggregation.rule import FloatArray, check_positive
 from flwr_safedshb.attacks.base import Aggregate, Attack
 
 

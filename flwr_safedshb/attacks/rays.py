@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_safedshb.aggregation.gram import FloatArray
+from flwr_safedshb.aggregation.rule import FloatArray
 from flwr_safedshb.attacks.candidates import Candidates
 
 Direction = Literal["mean", "gradient", "deviation", "spectrum"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flwr_safedshb.aggregation.gram import FloatArray
+from flwr_safedshb.aggregation.rule import FloatArray
 from flwr_safedshb.attacks import candidates
 from flwr_safedshb.attacks.base import Aggregate, Attack
 

@@ -16,10 +16,15 @@ min(d, n-f-1) lambda_max, so a variance constant times that is a spectral one
 """
 
 import math
+from functools import lru_cache
 
 from flwr_safedshb.theory.spread import spectral_factor
 
+# Every round of a run asks for the same constants, of the same n and f.
+_remembered = lru_cache(maxsize=1024)
 
+
+@_remembered
 def check_num_malicious(n: int, f: int) -> None:
     """Refuse n and f for which no rule can be robust."""
     if f < 0:
@@ -45,6 +50,7 @@ def kappa_lower_bound(n: int, f: int) -> float:
     return f / (n - 2 * f)
 
 
+@_remembered
 def kappa_smea(n: int, f: int, gap: float = 0.0) -> float:
     r"""Return the spectral constant of SMEA: f/(n-2f) (1 + sqrt(1 + gap))^2.
 
@@ -76,6 +82,7 @@ def kappa_smea(n: int, f: int, gap: float = 0.0) -> float:
     return f / (n - 2 * f) * (1.0 + math.sqrt(1.0 + gap)) ** 2
 
 
+@_remembered
 def kappa_smea_paper(n: int, f: int) -> float:
     """Return the paper's spectral constant of SMEA, 4f(n-f)/(n-2f)^2."""
     check_num_malicious(n, f)

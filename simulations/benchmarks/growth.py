@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import FigureBase
 
 from flwr_safedshb.aggregation import Filter
-from flwr_safedshb.aggregation.gram import gram, outermost_first, squared_distances
+from flwr_safedshb.aggregation.gram import gram, outermost_first
 from flwr_safedshb.aggregation.smea.budget import NODE, Budget
 from flwr_safedshb.aggregation.smea.roots import spectrum
 from flwr_safedshb.aggregation.smea.search import improve
@@ -125,9 +125,7 @@ def nodes_by_f(n: int, most: int) -> Growth:
 def nodes(n: int, f: int) -> int:
     """Return the nodes that the exact search visits, the first included."""
     vectors = family("isotropic", n, f, 69, 0)
-    distances = squared_distances(gram([[row] for row in vectors]))
-    order = outermost_first(distances, n - f)
-    distances = distances[np.ix_(order, order)]
+    distances, _ = outermost_first(gram([[row] for row in vectors]), n - f)
     budget = Budget(MAX_NODES * NODE)
     best = start(distances, n - f, budget)
     improve(best, spectrum(distances, budget), best.value, budget)

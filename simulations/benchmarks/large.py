@@ -15,13 +15,8 @@ from itertools import pairwise
 import numpy as np
 
 from flwr_safedshb.aggregation import SMEA
-from flwr_safedshb.aggregation.gram import (
-    FloatArray,
-    gram,
-    scatter_lambda,
-    squared_distances,
-)
-from flwr_safedshb.aggregation.rule import Weighing
+from flwr_safedshb.aggregation.gram import gram, scatter_lambda, squared_distances
+from flwr_safedshb.aggregation.rule import FloatArray, Weighing
 from flwr_safedshb.theory import kappa_smea
 from simulations.benchmarks.cells import certificate
 from simulations.benchmarks.families import Vectors, circle, clustered, family

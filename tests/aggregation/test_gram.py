@@ -98,7 +98,6 @@ MEMORY = """
 import resource
 import numpy as np
 from flwr_safedshb.aggregation import Filter
-from flwr_safedshb.aggregation.gram import gram, weighted_sum
 n, d = 20, 2_000_000
 rng = np.random.default_rng(0)
 replies = [[rng.standard_normal((d // 2, 2), dtype=np.float32)] for _ in range(n)]

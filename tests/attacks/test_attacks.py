@@ -27,7 +27,7 @@ from flwr_safedshb.aggregation import (
     TrimmedMean,
     Weighing,
 )
-from flwr_safedshb.aggregation.gram import Clients, FloatArray
+from flwr_safedshb.aggregation.rule import Clients, FloatArray
 from flwr_safedshb.attacks import (
     ALIE,
     FOE,

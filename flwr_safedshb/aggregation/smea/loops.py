@@ -7,7 +7,7 @@ compiled loops over whole rows are several times faster than over a strided view
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_safedshb.aggregation.gram import FloatArray
+from flwr_safedshb.aggregation.rule import FloatArray
 from flwr_safedshb.aggregation.smea.compiler import compiled_for
 
 IntArray = NDArray[np.int64]

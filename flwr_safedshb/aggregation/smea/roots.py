@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flwr_safedshb.aggregation.gram import FloatArray, Subset, scatter_gram
+from flwr_safedshb.aggregation.gram import Subset, scatter_gram
+from flwr_safedshb.aggregation.rule import FloatArray
 from flwr_safedshb.aggregation.smea.budget import DECOMPOSITION, Budget, passes
 from flwr_safedshb.aggregation.smea.loops import IntArray
 from flwr_safedshb.aggregation.smea.stack import (

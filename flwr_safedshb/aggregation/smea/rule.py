@@ -16,20 +16,16 @@ import numpy as np
 
 from flwr_safedshb.aggregation.gram import (
     RESOLUTION,
-    FloatArray,
+    GramRule,
     Subset,
+    check_gram,
     outermost_first,
     scatter_gram,
     scatter_lambda,
+    single_threaded,
     squared_distances,
 )
-from flwr_safedshb.aggregation.rule import (
-    GramRule,
-    Notion,
-    Weighing,
-    check_gram,
-    single_threaded,
-)
+from flwr_safedshb.aggregation.rule import FloatArray, Notion, Weighing
 from flwr_safedshb.theory import kappa_smea, kappa_smea_paper
 
 # Up to so many subsets it is faster to look at all of them.
@@ -78,15 +74,13 @@ class SMEA(GramRule):
         """Return the subset of size n - f with the smallest top eigenvalue."""
         gram = check_gram(gram, f)
         n, m = len(gram), len(gram) - f
-        distances = squared_distances(gram)
         if f == 0:
             subset = np.arange(n)
-            smallest = bound = scatter_lambda(distances, subset)
+            smallest = bound = scatter_lambda(squared_distances(gram), subset)
         else:
             # Search in an order that does not depend on the order of the clients.
-            order = outermost_first(distances, m)
-            ordered = distances[np.ix_(order, order)]
-            chosen, smallest, bound = self._choose(ordered, m)
+            distances, order = outermost_first(gram, m)
+            chosen, smallest, bound = self._choose(distances, m)
             subset = np.sort(order[chosen])
         gap = smallest / bound - 1.0 if bound > 0.0 else math.inf
         return Weighing(
@@ -110,13 +104,11 @@ class SMEA(GramRule):
     @single_threaded
     def _enumerate_many(self, grams: FloatArray, f: int) -> FloatArray:
         g, n = len(grams), grams.shape[-1]
-        distances = squared_distances(grams)
-        orders = outermost_first(distances, n - f)
-        rows = np.arange(g)[:, None]
-        ordered = distances[rows[:, :, None], orders[:, :, None], orders[:, None, :]]
-        subsets, _ = _enumerate(ordered, n - f)
+        distances, orders = outermost_first(grams, n - f)
+        subsets, _ = _enumerate(distances, n - f)
         weights = np.zeros((g, n))
-        weights[rows, np.take_along_axis(orders, subsets, axis=1)] = 1.0 / (n - f)
+        chosen = np.take_along_axis(orders, subsets, axis=1)
+        np.put_along_axis(weights, chosen, 1.0 / (n - f), axis=1)
         return weights
 
     def _choose(self, distances: FloatArray, m: int) -> tuple[Subset, float, float]:

@@ -5,12 +5,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from flwr_safedshb.aggregation.gram import (
-    RESOLUTION,
-    FloatArray,
-    Subset,
-    scatter_lambda,
-)
+from flwr_safedshb.aggregation.gram import RESOLUTION, Subset, scatter_lambda
+from flwr_safedshb.aggregation.rule import FloatArray
 from flwr_safedshb.aggregation.smea import kernel
 from flwr_safedshb.aggregation.smea import stack as stacks
 from flwr_safedshb.aggregation.smea.bounds import game_bound, quick_bound, within_reach

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flwr_safedshb.aggregation.gram import FloatArray
+from flwr_safedshb.aggregation.rule import FloatArray
 from flwr_safedshb.aggregation.smea.budget import DECOMPOSITION, passes
 from flwr_safedshb.aggregation.smea.compiler import compiled
 from flwr_safedshb.aggregation.smea.loops import IntArray, eliminate, residual

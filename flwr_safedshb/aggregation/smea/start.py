@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation.gram import (
-    FloatArray,
     Subset,
     nearest_sums,
     scatter_gram,
     scatter_lambda,
 )
+from flwr_safedshb.aggregation.rule import FloatArray
 from flwr_safedshb.aggregation.smea.budget import DECOMPOSITION, Budget, passes
 
 # Products with the scatter that its top direction is taken from; the next one starts

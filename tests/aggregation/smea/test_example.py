@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flwr_safedshb import SMEA
-from flwr_safedshb.aggregation.gram import FloatArray
+from flwr_safedshb.aggregation.rule import FloatArray
 from flwr_safedshb.aggregation.smea import example
 from flwr_safedshb.aggregation.smea.example import POINTS, F, settle, top_eigenvalue
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flwr_safedshb.aggregation import Average, CoordinatewiseRule, Krum
-from flwr_safedshb.aggregation.gram import FloatArray
+from flwr_safedshb.aggregation.rule import FloatArray
 from flwr_safedshb.attacks import FarCluster, NonFinite
 from simulations.studies import duel
 from simulations.studies.duel import ATTACKS, RULES, Settings, displacement, receive
