@@ -20,8 +20,9 @@ from torch import nn
 
 from flwr_safedshb.attacks import Attack
 from flwr_safedshb.client.evaluation import PrivateEvaluation
+from flwr_safedshb.client.step import load
 from flwr_safedshb.exchange.arrays import Arrays
-from flwr_safedshb.exchange.model import ModelArrays
+from flwr_safedshb.exchange.model import trained
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import (
     Randomness,
@@ -170,13 +171,12 @@ def gradient_of(overrides: str) -> Callable[[Arrays], NDArray[np.float64]]:
     """
     cfg, data = composed(overrides), federation(overrides)
     model = copy.deepcopy(untrained(overrides))
-    arrays = ModelArrays(model)
+    weights = [*trained(model).values()]
     held = [data.shards[i % len(data.shards)] for i in range(cfg.num_malicious_nodes)]
 
     def gradient(sent: Arrays) -> NDArray[np.float64]:
-        arrays.load(sent)
-        found = arrays.split(loss_gradient(model, held, cfg.weight_decay))
-        return np.concatenate([part.reshape(-1) for part in found], dtype=np.float64)
+        load(weights, sent)
+        return loss_gradient(model, held, cfg.weight_decay).astype(np.float64)
 
     return gradient
 

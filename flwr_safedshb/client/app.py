@@ -6,7 +6,7 @@ is one, and the number of examples; or a refusal, whose text says nothing about 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from logging import ERROR
 from typing import cast
 
@@ -26,7 +26,7 @@ from flwr.common import log
 from flwr_safedshb.client.client import SafeDSHBClient, Scalar, marked
 from flwr_safedshb.client.dataset import DatasetError
 from flwr_safedshb.client.node import RefusedError
-from flwr_safedshb.exchange.arrays import DELTA, EPSILON, MARK, Arrays, read, written
+from flwr_safedshb.exchange.arrays import DELTA, EPSILON, MARK, Arrays, written
 from flwr_safedshb.exchange.evaluations import PRIVATE
 from flwr_safedshb.flower.compat import Mod, numpy_client_of, refilled
 from flwr_safedshb.privacy.examples import UnsupportedModelError
@@ -89,8 +89,8 @@ class PrivateClientApp(ClientApp):
             return self._older(message, context)
         record, config = content_of(message)
         client = self.make_client(context)
-        arrays = ordered(client, record)
-        return reply_with(message, arrays, *client.fit(_readable(arrays), config))
+        names, arrays = readable(client, record)
+        return reply_with(message, names, *client.fit(arrays, config))
 
     def _evaluate(self, message: Message, context: Context) -> Message:
         if _is_older(message):
@@ -98,13 +98,14 @@ class PrivateClientApp(ClientApp):
         record, config = content_of(message)
         client = self.make_client(context)
         if PRIVATE in config:
-            counts = client.count(_readable(ordered(client, record)), config)
+            counts = client.count(readable(client, record)[1], config)
             answer = MetricRecord({**counts, **_number()})
             return Message(RecordDict({"metrics": answer}), reply_to=message)
         if type(client).evaluate is NumPyClient.evaluate:
             raise RefusedError("this client does not evaluate models on its data")
-        arrays = ordered(client, record)
-        loss, count, more = client.evaluate(arrays.to_numpy_ndarrays(), dict(config))
+        # Not those of the message itself: a client of one's own may write to them.
+        arrays = [array.copy() for array in readable(client, record)[1]]
+        loss, count, more = client.evaluate(arrays, dict(config))
         numbers = {k: v for k, v in more.items() if isinstance(v, int | float)}
         metrics = MetricRecord({**numbers, "loss": loss, "num-examples": count})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
@@ -141,18 +142,20 @@ def _is_older(message: Message) -> bool:
     return any(key.endswith("ins.parameters") for key in message.content)
 
 
-def ordered(client: SafeDSHBClient, record: ArrayRecord) -> ArrayRecord:
-    """Return the arrays of a message in the order of the client's model."""
+def readable(
+    client: SafeDSHBClient, record: ArrayRecord
+) -> tuple[tuple[str, ...], Arrays]:
+    """Return names and values of a message in the order of the client's model."""
     try:
-        return client.arrays.ordered(record)
+        return client.template.read(record)
     except ValueError as error:
-        reason = str(error)  # about names of arrays
+        reason = str(error)  # about the bytes of the message, and nothing else
     raise RefusedError(reason)
 
 
 def reply_with(
     message: Message,
-    arrays: ArrayRecord,
+    names: Iterable[str],
     momentum: Arrays,
     num_examples: int,
     said: Mapping[str, object],
@@ -164,7 +167,7 @@ def reply_with(
     kept = {name: said[name] for name in (EPSILON, DELTA, MARK) if name in said}
     metrics = {"num-examples": num_examples, **kept}
     records = {
-        "arrays": written(arrays, momentum),
+        "arrays": written(names, momentum),
         "metrics": refilled(_METRICS, metrics),
     }
     return Message(refilled(message.content, records), reply_to=message)
@@ -173,14 +176,6 @@ def reply_with(
 def _number() -> dict[str, int]:
     """Return the mark of a client's answer, a number that nobody can guess."""
     return {name: int(value) for name, value in marked().items()}
-
-
-def _readable(arrays: ArrayRecord) -> Arrays:
-    try:
-        return read(arrays)
-    except ValueError as error:
-        reason = str(error)  # about the bytes of the message, and nothing else
-    raise RefusedError(f"the arrays of the message cannot be read: {reason}")
 
 
 def content_of(message: Message) -> tuple[ArrayRecord, Mapping[str, Scalar]]:

@@ -17,13 +17,7 @@ from flwr.client import NumPyClient
 from flwr.common import log
 from torch import nn
 
-from flwr_safedshb.client.dataset import (
-    Examples,
-    Unpack,
-    examples_of,
-    log_unreal,
-    num_examples,
-)
+from flwr_safedshb.client.dataset import Examples, Unpack, examples_of
 from flwr_safedshb.client.evaluation import (
     Evaluator,
     Metrics,
@@ -32,11 +26,10 @@ from flwr_safedshb.client.evaluation import (
     evaluate,
     split_plans,
 )
-from flwr_safedshb.client.node import RefusedError, admit, admit_evaluation
-from flwr_safedshb.client.statement import statement
-from flwr_safedshb.client.step import Step, several, take_step
-from flwr_safedshb.exchange.arrays import MARK, STATE, Arrays
-from flwr_safedshb.exchange.model import ModelArrays
+from flwr_safedshb.client.node import PLACE, RefusedError, admit, admit_evaluation
+from flwr_safedshb.client.step import take_step
+from flwr_safedshb.exchange.arrays import MARK, Arrays, Template
+from flwr_safedshb.exchange.model import trained
 from flwr_safedshb.flower.compat import Mod, objection
 from flwr_safedshb.privacy.clipping.gradients import (
     ClippedGradients,
@@ -47,7 +40,6 @@ from flwr_safedshb.privacy.examples import causes_shown
 from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted, LedgerError
 from flwr_safedshb.privacy.plan import ALL, Clipping, PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import Randomness, SecureRandomness
-from flwr_safedshb.words import PLAIN
 
 __all__ = ["RefusedError", "SafeDSHBClient", "marked", "refusal"]
 
@@ -124,43 +116,38 @@ class SafeDSHBClient(NumPyClient):
             raise ValueError(f"part={plan.part!r} of the plan is for the client to say")
         _refuse_unmade(model, loss, randomness)
         self.randomness = SecureRandomness() if randomness is None else randomness
-        data = examples_of(dataset, target, unpack)
+        with causes_shown(not self.randomness.private):
+            data, size = examples_of(dataset, target, unpack)
         held_out = 0 if evaluation is None else evaluation.held_out
         self.dataset = evaluated = data
         if held_out:
-            self.dataset, evaluated = divided(data, num_examples(data), held_out)
-        size = num_examples(self.dataset)
-        if size != plan.num_examples:
+            self.dataset, evaluated = divided(data, size, held_out)
+        if size - held_out != plan.num_examples:
             raise ValueError(
                 f"num_examples={plan.num_examples} of the plan must be the size of the "
-                f"dataset, {size}; make the plan for this dataset"
+                f"dataset, {size - held_out}; make the plan for this dataset"
             )
         self.model, self.loss = model, loss
         self.plan = plan
         self.context = context
         self.weight_decay = weight_decay
         self.max_epsilon, self.delta = max_epsilon, delta
+        rules = tuple(e for e in context.node_config.items() if e[0] not in PLACE)
         self.ledger = admit(
-            context.node_config,
-            plan,
-            max_epsilon=max_epsilon,
-            delta=delta,
-            secure_noise=self.randomness.private,
-            node_keys=node_keys,
+            rules, plan, max_epsilon, delta, self.randomness.private, tuple(node_keys)
         )
-        with causes_shown(not self.randomness.private):
-            log_unreal(data)
-            if isinstance(data, Examples):
+        if isinstance(data, Examples):
+            with causes_shown(not self.randomness.private):
                 data.refuse_unread(self.ledger is None)
         self.evaluator: Evaluator | None = None
         if evaluation is not None:
-            second = evaluation.plan(num_examples(evaluated))
-            admit_evaluation(context.node_config, second, node_keys)
+            second = evaluation.plan(held_out or size)
+            admit_evaluation(rules, second, tuple(node_keys))
             if held_out:
                 self.plan, second = split_plans(plan, second, data, self.ledger)
             self.evaluator = Evaluator(evaluation, evaluated, second)
         self.trusted_mods = trusted_mods
-        self.gradients, self.arrays = _prepared(
+        self.gradients, self.template, self.trained = _prepared(
             model, loss, plan.clip_norm, plan.clipping
         )
 
@@ -192,12 +179,10 @@ class SafeDSHBClient(NumPyClient):
         if (reason := objection(self.trusted_mods)) is not None:
             raise RefusedError(reason)
         try:
-            step = self.asked(parameters, config)
-            momentum = take_step(self, step, parameters)
+            momentum, stated = take_step(self, parameters, config)
         except Exception as error:
             refused = refusal(error)
         else:
-            stated = statement(self, step) if step.states else {}
             return momentum, self.plan.num_examples, {**stated, **marked()}
         # Outside the handler, so that no cause is attached.
         raise refused
@@ -214,48 +199,21 @@ class SafeDSHBClient(NumPyClient):
         if (reason := objection(self.trusted_mods)) is not None:
             raise RefusedError(reason)
         try:
-            self._check_shapes(parameters)
             return evaluate(self, parameters, config)
         except Exception as error:
             refused = refusal(error)
         raise refused
 
-    def asked(self, parameters: Arrays, config: Mapping[str, Scalar]) -> Step:
-        """Return what a message asks for, or refuse it before anything is charged."""
-        step, beta = config.get("step"), config.get("momentum")
-        session = config.get("session", str(self.context.run_id))
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise RefusedError(
-                "the message must have step, an integer of at least 0, which the "
-                "strategy SafeDSHB sends; others would take a momentum for weights"
-            )
-        if not isinstance(beta, float | int) or not 0.0 <= beta < 1.0:
-            raise RefusedError("the message must have momentum, a number in [0, 1)")
-        if not isinstance(session, str) or not PLAIN.fullmatch(session):
-            raise RefusedError(
-                "the message's session must be up to 64 letters, digits, '.', '_', '-'"
-            )
-        self._check_shapes(parameters)
-        anchor, states = config.get("anchor", True), config.get(STATE, False)
-        more = bool(anchor), *several(config), bool(states)
-        return Step(step, float(beta), session, *more)
-
-    def _check_shapes(self, parameters: Arrays) -> None:
-        shapes = [array.shape for array in parameters]
-        if shapes != self.arrays.shapes:
-            raise RefusedError(
-                f"the message has arrays of shapes {shapes}, and the model of this "
-                f"client trains {self.arrays.shapes}; use the same model on both "
-                "sides, and start the run from trained_arrays(model)"
-            )
-
 
 @lru_cache(maxsize=4)
 def _prepared(
     model: nn.Module, loss: Loss, clip_norm: float, clipping: Clipping
-) -> tuple[ClippedGradients, ModelArrays]:
+) -> tuple[ClippedGradients, Template, list[nn.Parameter]]:
     """Check and hook a model once: that costs more than a step."""
-    return ClippedGradients(model, loss, clip_norm, clipping), ModelArrays(model)
+    held = trained(model)
+    template = Template(tuple(held), tuple(tuple(p.shape) for p in held.values()))
+    gradients = ClippedGradients(model, loss, clip_norm, clipping)
+    return gradients, template, [*held.values()]
 
 
 def _refuse_unmade(model: object, loss: object, randomness: object) -> None:

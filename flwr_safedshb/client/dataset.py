@@ -35,8 +35,8 @@ class DatasetError(ValueError):
 
 def examples_of(
     dataset: object, target: str | None = None, unpack: Unpack | None = None
-) -> Data:
-    """Return a dataset whose items are pairs of nests of tensors.
+) -> tuple[Data, int]:
+    """Return a dataset whose items are pairs of nests of tensors, and its size.
 
     Parameters
     ----------
@@ -71,7 +71,8 @@ def examples_of(
             f"dataset is a {type(dataset).__name__}, whose items have no numbers; give "
             "a list or Dataset of items, or a pair (inputs, targets) of arrays"
         )
-    return Examples(cast(Dataset[object], dataset), target, unpack)
+    examples = Examples(cast(Dataset[object], dataset), target, unpack)
+    return examples, len(examples)
 
 
 class Examples(Dataset[tuple[Batch, Batch]]):
@@ -185,21 +186,13 @@ class Examples(Dataset[tuple[Batch, Batch]]):
         ) from self._unread
 
 
-def log_unreal(data: Data) -> None:
+def _log_unreal(tensors: Sequence[torch.Tensor]) -> None:
     """Write to the node's log how many rows of whole arrays have values like NaN."""
-    if not isinstance(data, tuple):
-        return  # items say so themselves
-    tensors = tensors_of(*data)
     if all(tensor.sum().isfinite() for tensor in tensors):
         return
     real = [tensor.isfinite().reshape(len(tensor), -1).all(1) for tensor in tensors]
     if count := int((~torch.stack(real).all(0)).sum()):
         log_unusable(count, ValueError(_UNREAL))
-
-
-def num_examples(data: Data) -> int:
-    """Return how many examples there are."""
-    return len(tensors_of(*data)[0] if isinstance(data, tuple) else cast(Sized, data))
 
 
 def _is_pair(dataset: object) -> bool:
@@ -214,7 +207,7 @@ def _is_pair(dataset: object) -> bool:
     )
 
 
-def _whole(pair: Sequence[object]) -> Data:
+def _whole(pair: Sequence[object]) -> tuple[Data, int]:
     inputs, targets = _nest(pair[0], "inputs"), _nest(pair[1], "targets")
     tensors = tensors_of(inputs, targets)
     sizes = {len(tensor) if tensor.dim() else 0 for tensor in tensors}
@@ -223,7 +216,8 @@ def _whole(pair: Sequence[object]) -> Data:
             "inputs and targets must have an example in every row, and as many rows; "
             f"they have {', '.join(map(str, sorted(sizes)))}"
         )
-    return inputs, targets
+    _log_unreal(tensors)
+    return (inputs, targets), sizes.pop()
 
 
 def _nest(value: object, name: str) -> Batch:

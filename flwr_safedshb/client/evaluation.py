@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Context
 from torch.utils.data import Dataset, Subset
 
 from flwr_safedshb.client.node import RefusedError, keep_to_budget
+from flwr_safedshb.client.step import check_shapes, load
 from flwr_safedshb.exchange import evaluations as names
 from flwr_safedshb.exchange.arrays import Arrays
 from flwr_safedshb.privacy.accounting import limits
@@ -110,6 +111,13 @@ class Evaluator:
     settings: PrivateEvaluation
     dataset: Data
     plan: PrivacyPlan
+
+    def released(self, context: Context) -> tuple[tuple[PrivacyPlan, int], ...]:
+        """Return what a simulation without a ledger has answered so far."""
+        record = context.state.get(_STATE)
+        if not isinstance(record, ConfigRecord):
+            return ()
+        return ((self.plan, cast(int, record["count"])),)
 
 
 def divided(dataset: Data, size: int, held_out: int) -> tuple[Data, Data]:
@@ -202,6 +210,7 @@ def evaluate(
         ``private-evaluation``, the number of the round, ``max-loss``, ``per-class`` and
         ``session``. Whatever they are, the answer is as private.
     """
+    check_shapes(client, parameters)
     evaluator = client.evaluator
     if evaluator is None:
         raise RefusedError("this client does not evaluate models on its data")
@@ -211,7 +220,7 @@ def evaluate(
         client.ledger.charge(evaluator.plan, 1, session)
     else:
         _count(client, evaluator)
-    client.arrays.load(parameters)
+    load(client.trained, parameters)
     node = int(client.context.node_config.get("partition-id", client.context.node_id))
     counts = private_counts(
         (client.model, client.loss),
@@ -224,17 +233,9 @@ def evaluate(
     return reported(counts, evaluator.plan.num_examples)
 
 
-def evaluations_so_far(client: SafeDSHBClient) -> tuple[tuple[PrivacyPlan, int], ...]:
-    """Return what a simulation without a ledger has released beside its steps."""
-    record = client.context.state.get(_STATE)
-    if client.evaluator is None or not isinstance(record, ConfigRecord):
-        return ()
-    return ((client.evaluator.plan, cast(int, record["count"])),)
-
-
 def _count(client: SafeDSHBClient, evaluator: Evaluator) -> None:
     """Keep a simulation without a ledger to its budget, evaluations included."""
-    so_far = evaluations_so_far(client)
+    so_far = evaluator.released(client.context)
     count = so_far[0][1] if so_far else 0
     steps = _steps_of(client)
     others = ((client.plan, steps),) if steps else ()

@@ -5,13 +5,12 @@ No message can change either. What a node refuses, it refuses with a `RefusedErr
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 from functools import lru_cache
 from logging import ERROR
 from pathlib import Path
 
-from flwr.app import UserConfig, UserConfigValue
+from flwr.app import UserConfigValue
 from flwr.common import log
 
 from flwr_safedshb.files import private_folder
@@ -21,7 +20,11 @@ from flwr_safedshb.privacy.policy import NodePolicy
 
 LEDGER_NAME = "safedshb.sqlite"
 # Keys that a node's config may hold beside the rules of its policy.
-NODE_KEYS = ("partition-id", "num-partitions", "state-dir", "approved-apps")
+PLACE = ("partition-id", "num-partitions")  # of a node in a simulation
+NODE_KEYS = (*PLACE, "state-dir", "approved-apps")
+
+# Entries of a node's config; those that say its place decide nothing here.
+Rules = tuple[tuple[str, UserConfigValue], ...]
 
 
 class RefusedError(RuntimeError):
@@ -31,19 +34,21 @@ class RefusedError(RuntimeError):
     """
 
 
+@lru_cache(maxsize=128)
 def admit(
-    config: UserConfig,
+    rules: Rules,
     plan: PrivacyPlan,
-    *,
     max_epsilon: float | None,
     delta: float | None,
     secure_noise: bool,
-    node_keys: Collection[str],
+    node_keys: tuple[str, ...],
 ) -> Ledger | None:
     """Let a run in, if its plan and its budget are no weaker than the node's policy.
 
     A node that keeps a ledger admits plans with noise only, and noise that nobody can
-    repeat, unless its own config has ``require-secure-noise=false``.
+    repeat, unless its own config has ``require-secure-noise=false``. Every message of a
+    run asks the same, and to open a ledger verifies all charges in it, so answers are
+    remembered; refusals are not.
 
     Returns
     -------
@@ -55,9 +60,11 @@ def admit(
     ------
     RefusedError
     """
-    policy = _policy_of(config, node_keys)
+    config, policy = dict(rules), _policy_of(rules, node_keys)
     try:
-        _check(policy, plan, max_epsilon, delta, secure_noise)
+        policy.check(
+            plan, max_epsilon=max_epsilon, delta=delta, secure_noise=secure_noise
+        )
     except ValueError as violation:
         raise RefusedError(str(violation)) from None
     if "state-dir" in config:
@@ -74,8 +81,9 @@ def admit(
     return None
 
 
+@lru_cache(maxsize=128)
 def admit_evaluation(
-    config: UserConfig, plan: PrivacyPlan, node_keys: Collection[str]
+    rules: Rules, plan: PrivacyPlan, node_keys: tuple[str, ...]
 ) -> None:
     """Let evaluations be charged, if their plan is no weaker than the node's policy.
 
@@ -86,20 +94,20 @@ def admit_evaluation(
     ------
     RefusedError
     """
-    policy = replace(_policy_of(config, node_keys), max_clip_norm=None)
+    policy = replace(_policy_of(rules, node_keys), max_clip_norm=None)
     try:
         policy.check(plan)
     except ValueError as violation:
         raise RefusedError(f"evaluation: {violation}") from None
-    if "state-dir" in config and plan.noise_multiplier == 0:
+    if "state-dir" in dict(rules) and plan.noise_multiplier == 0:
         raise RefusedError("evaluation without noise, which no privacy budget allows")
 
 
-def _policy_of(config: UserConfig, node_keys: Collection[str]) -> NodePolicy:
+def _policy_of(rules: Rules, node_keys: tuple[str, ...]) -> NodePolicy:
     others = (*NODE_KEYS, *node_keys)
-    rules = tuple(entry for entry in config.items() if entry[0] not in others)
-    policy = _policy(rules, others)
-    if "state-dir" in config and policy.require_secure_noise is None:
+    own = {key: value for key, value in rules if key not in others}
+    policy = NodePolicy.from_config(own, others)
+    if "state-dir" in dict(rules) and policy.require_secure_noise is None:
         policy = replace(policy, require_secure_noise=True)
     return policy
 
@@ -145,25 +153,6 @@ def _allowed_steps(
     return accountant.max_steps(others, plan, delta, max_epsilon)
 
 
-@lru_cache(maxsize=128)
-def _check(
-    policy: NodePolicy,
-    plan: PrivacyPlan,
-    max_epsilon: float | None,
-    delta: float | None,
-    secure_noise: bool,
-) -> None:
-    """Ask a policy once: every message of a run asks the same."""
-    policy.check(plan, max_epsilon=max_epsilon, delta=delta, secure_noise=secure_noise)
-
-
-@lru_cache(maxsize=128)
-def _policy(
-    rules: tuple[tuple[str, UserConfigValue], ...], other_keys: tuple[str, ...]
-) -> NodePolicy:
-    return NodePolicy.from_config(dict(rules), other_keys)
-
-
 def _opened(
     state_dir: str,
     policy: NodePolicy,
@@ -174,17 +163,11 @@ def _opened(
     weakest = max_epsilon if policy.max_epsilon is None else policy.max_epsilon
     delta = delta if policy.delta is None else policy.delta
     try:
-        ledger = _ledger(state_dir, weakest, delta)
+        path = private_folder(Path(state_dir)) / LEDGER_NAME
+        ledger = Ledger(path, weakest, delta)
         if max_epsilon is not None and max_epsilon < ledger.max_epsilon:
-            ledger = _ledger(state_dir, max_epsilon, delta)
+            ledger = Ledger(path, max_epsilon, delta)
         return ledger
     except (LedgerError, OSError, ValueError) as error:
         log(ERROR, "%s", error)
     raise RefusedError("the privacy ledger of this node cannot be used")
-
-
-@lru_cache(maxsize=128)
-def _ledger(state_dir: str, max_epsilon: float | None, delta: float | None) -> Ledger:
-    """Open a ledger once: to open it verifies every charge it holds."""
-    path = private_folder(Path(state_dir))
-    return Ledger(path / LEDGER_NAME, max_epsilon, delta)

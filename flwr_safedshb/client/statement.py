@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def statement(client: SafeDSHBClient, step: Step) -> dict[str, float]:
-    """Return epsilon and delta of this run, if they are asked for and known.
+    """Return epsilon and delta of this run, if they are known.
 
     With a ledger the steps are those it was charged for; in a simulation without one
     they are as many as the step's number says. That a statement fails is no reason to
     keep back a step that is paid for.
     """
     delta = client.delta if client.ledger is None else client.ledger.delta
-    if not step.states or delta is None:
+    if delta is None:
         return {}
     steps: Counter[PrivacyPlan] = Counter()
     try:

@@ -11,22 +11,27 @@ the K momentums: K gamma times it is how far the node's model has come.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
 
-from flwr_safedshb.client.evaluation import evaluations_so_far
 from flwr_safedshb.client.momentum import Kept, keep, recall
 from flwr_safedshb.client.node import RefusedError, keep_to_budget
+from flwr_safedshb.client.statement import statement
 from flwr_safedshb.exchange.arrays import (
     LEARNING_RATE,
     LOCAL_STEPS,
     MAX_LOCAL_STEPS,
+    STATE,
     Arrays,
     stepped,
 )
+from flwr_safedshb.exchange.model import SHARED
 from flwr_safedshb.privacy.examples import causes_shown
 from flwr_safedshb.privacy.gaussian import (
     BLOCK,
@@ -35,6 +40,7 @@ from flwr_safedshb.privacy.gaussian import (
     prepare,
     private_vector,
 )
+from flwr_safedshb.words import PLAIN
 
 if TYPE_CHECKING:
     from flwr_safedshb.client.client import SafeDSHBClient
@@ -57,12 +63,24 @@ class Step:
     states: bool = False
 
 
-def take_step(client: SafeDSHBClient, step: Step, parameters: Arrays) -> Arrays:
-    """Take one step and return m_t, in the shapes of the model."""
+def take_step(
+    client: SafeDSHBClient, parameters: Arrays, config: Mapping[str, object]
+) -> tuple[Arrays, dict[str, float]]:
+    """Take the step that a message asks for.
+
+    Returns
+    -------
+    momentum, stated
+        m_t, in the shapes of the model, and what the run has cost, if that is asked.
+    """
+    step = step_of(client, parameters, config)
     past = charge(client, step)
     if step.count > 1:
-        return _take_several(client, step, past, parameters)
-    return finish(client, step, past, _gradient(client, step, parameters))
+        momentum = _take_several(client, step, past, parameters)
+    else:
+        gradient = _gradient(client, step, parameters)
+        momentum = finish(client, step, past, gradient)
+    return momentum, statement(client, step) if step.states else {}
 
 
 def _take_several(
@@ -75,15 +93,55 @@ def _take_several(
         gradient = _gradient(client, replace(step, number=number), weights)
         momentum = _updated(gradient, momentum, step.momentum)
         total += momentum
-        direction = client.arrays.split(momentum)
+        direction = client.template.split(momentum)
         rate = step.learning_rate
         weights = [stepped(*w, rate) for w in zip(weights, direction, strict=True)]
     last = replace(step, number=number)
     keep(last, momentum, past, client.context, client.ledger)
-    return client.arrays.split((total / step.count).astype(np.float32))
+    return client.template.split((total / step.count).astype(np.float32))
 
 
-def several(config: Mapping[str, object]) -> tuple[int, float]:
+def step_of(
+    client: SafeDSHBClient, parameters: Arrays, config: Mapping[str, object]
+) -> Step:
+    """Return the step that a message asks for.
+
+    Raises
+    ------
+    RefusedError
+        If it makes no sense, or is for another model.
+    """
+    number, beta = config.get("step"), config.get("momentum")
+    session = config.get("session", str(client.context.run_id))
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise RefusedError(
+            "the message must have step, an integer of at least 0, which the strategy "
+            "SafeDSHB sends; others would take a momentum for weights"
+        )
+    if not isinstance(beta, float | int) or not 0.0 <= beta < 1.0:
+        raise RefusedError("the message must have momentum, a number in [0, 1)")
+    if not isinstance(session, str) or not PLAIN.fullmatch(session):
+        raise RefusedError(
+            "the message's session must be up to 64 letters, digits, '.', '_', '-'"
+        )
+    check_shapes(client, parameters)
+    anchor, states = config.get("anchor", True), config.get(STATE, False)
+    more = bool(anchor), *_several(config), bool(states)
+    return Step(number, float(beta), session, *more)
+
+
+def check_shapes(client: SafeDSHBClient, parameters: Arrays) -> None:
+    """Refuse arrays of a message that are not of the model's shapes."""
+    shapes, own = [array.shape for array in parameters], [*client.template.shapes]
+    if shapes != own:
+        raise RefusedError(
+            f"the message has arrays of shapes {shapes}, and the model of this client "
+            f"trains {own}; use the same model on both sides, and start the run from "
+            "trained_arrays(model)"
+        )
+
+
+def _several(config: Mapping[str, object]) -> tuple[int, float]:
     """Return how many steps a message asks for, and at which rate; one by default."""
     count, rate = config.get(LOCAL_STEPS, 1), config.get(LEARNING_RATE, 0.0)
     whole = isinstance(count, int) and not isinstance(count, bool)
@@ -116,17 +174,29 @@ def charge(client: SafeDSHBClient, step: Step) -> Kept:
         client.ledger.charge(client.plan, step.count, step.session)
     else:
         last = step.number + step.count - 1
-        others = evaluations_so_far(client)
+        others = client.evaluator.released(client.context) if client.evaluator else ()
         keep_to_budget(client.plan, client.max_epsilon, client.delta, last, others)
     return past
 
 
 def _gradient(client: SafeDSHBClient, step: Step, parameters: Arrays) -> Vector:
     """Return g~_t, (d,), the private gradient at theta_t (lines 1 to 3)."""
-    client.arrays.load(parameters)
+    load(client.trained, parameters)
     draw = draw_of(client, step)
     with causes_shown(not client.randomness.private):
         return private_vector(client.gradients, draw, client.weight_decay)
+
+
+def load(
+    trained: Iterable[nn.Parameter], arrays: Iterable[NDArray[np.generic]]
+) -> None:
+    """Give the parameters of a model the weights that were sent."""
+    for parameter, array in zip(trained, arrays, strict=True):
+        held = parameter.detach()
+        if held.device.type == "cpu" and held.dtype in SHARED:
+            np.copyto(held.numpy(), array, casting="same_kind")
+        else:
+            held.copy_(torch.from_numpy(array.copy()))
 
 
 def draw_of(client: SafeDSHBClient, step: Step) -> Draw:
@@ -145,7 +215,7 @@ def finish(client: SafeDSHBClient, step: Step, past: Kept, gradient: Vector) -> 
     """
     momentum = _updated(gradient, past.momentum, step.momentum)
     keep(step, momentum, past, client.context, client.ledger)
-    return client.arrays.split(momentum)
+    return client.template.split(momentum)
 
 
 def _updated(gradient: Vector, before: Vector, beta: float) -> Vector:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -46,6 +46,10 @@ _MAX_HEADER = 1024
 # The most bytes there can be before the values.
 _MAX_OVERHEAD = _PREFIX + _MAX_HEADER
 
+# Names that an error quotes, and characters of each.
+_TOLD, _LONG = 3, 60
+_NOTHING = ArrayRecord()
+
 _Header = tuple[tuple[int, ...], bool, np.dtype[np.generic]]
 
 
@@ -74,6 +78,41 @@ class Template:
         """Return the template of a model that this side holds itself."""
         return cls(tuple(record), tuple(array.shape for array in read(record)))
 
+    def read(self, record: ArrayRecord) -> tuple[tuple[str, ...], Arrays]:
+        """Return names and values of what the server sends, in the model's order.
+
+        Raises
+        ------
+        ValueError
+            If it has other names, and does not number its arrays either, or its bytes
+            are not those of plain arrays.
+        """
+        try:
+            arrays = self._ordered(record)
+        except MisfitError:
+            idle = [name for name in record if name not in self.names]
+            missing = [name for name in self.names if name not in record]
+            told = (("has", idle), ("lacks", missing))
+            problems = [f"{word} {_few(names)}" for word, names in told if names]
+            raise ValueError(
+                f"the message {' and '.join(problems)}, and the arrays of a message "
+                "must be those that the client trains: start the run from "
+                "trained_arrays(model)"
+            ) from None
+        try:
+            values = [_values(array, *_split(array)) for array in arrays.values()]
+        except ValueError as error:
+            raise ValueError(
+                f"the arrays of the message cannot be read: {error}"
+            ) from None
+        return tuple(arrays), values
+
+    def split(self, vector: NDArray[np.float32]) -> Arrays:
+        """Return a vector, (d,), of all that a model trains as arrays."""
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes[:-1]], dtype=int)
+        parts = np.split(vector, ends)
+        return [p.reshape(s) for p, s in zip(parts, self.shapes, strict=True)]
+
     def fitted(
         self, record: ArrayRecord, dtype: np.dtype[np.generic]
     ) -> tuple[Arrays, tuple[bytes, ...]]:
@@ -88,7 +127,7 @@ class Template:
         ValueError
             If the bytes are not those of plain arrays.
         """
-        arrays = self._ordered(record)
+        arrays = self._ordered(record).values()
         for array, shape in zip(arrays, self.shapes, strict=True):
             if len(array.data) > _MAX_OVERHEAD + math.prod(shape) * dtype.itemsize:
                 raise MisfitError("too-large")
@@ -102,11 +141,11 @@ class Template:
             layers.append(_values(array, header, start))
         return layers, tuple(array.data for array in arrays)
 
-    def _ordered(self, record: ArrayRecord) -> list[Array]:
+    def _ordered(self, record: ArrayRecord) -> dict[str, Array]:
         """Return the arrays in the model's order; a NumPyClient numbers them."""
         for names in (self.names, tuple(map(str, range(len(self.names))))):
             if record.keys() == set(names):
-                return [record[name] for name in names]
+                return {name: record[name] for name in names}
         raise MisfitError("wrong-keys")
 
 
@@ -121,10 +160,20 @@ def read(record: ArrayRecord) -> Arrays:
     return [_values(array, *_split(array)) for array in record.values()]
 
 
-def written(record: ArrayRecord, arrays: Sequence[NDArray[np.generic]]) -> ArrayRecord:
-    """Return a record with the names of `record` and these values."""
-    values = zip(record, arrays, strict=True)
-    return refilled(record, {name: encoded(array) for name, array in values})
+def written(names: Iterable[str], arrays: Iterable[NDArray[np.generic]]) -> ArrayRecord:
+    """Return a record with these names, which may be those of another, and values."""
+    values = zip(names, arrays, strict=True)
+    return refilled(_NOTHING, {name: encoded(array) for name, array in values})
+
+
+def descended(
+    record: ArrayRecord, direction: Iterable[NDArray[np.generic]], rate: float
+) -> ArrayRecord | None:
+    """Return theta - rate * R, in the dtypes of theta; None if it is not finite."""
+    pairs = zip(read(record), direction, strict=True)
+    result = [stepped(weights, layer, rate) for weights, layer in pairs]
+    finite = all(np.isfinite(layer).all() for layer in result)
+    return written(record, result) if finite else None
 
 
 def stepped(
@@ -160,6 +209,12 @@ def _values(array: Array, header: _Header, start: int) -> NDArray[np.generic]:
         raise ValueError("an array of objects")
     values = np.frombuffer(array.data, dtype, offset=start)
     return values.reshape(shape, order="F" if fortran_order else "C")
+
+
+def _few(names: list[str]) -> str:
+    more = len(names) - _TOLD
+    told = ", ".join(name[:_LONG] for name in names[:_TOLD])
+    return told + (f" and {more} more" if more > 0 else "")
 
 
 @lru_cache(maxsize=256)

@@ -35,14 +35,16 @@ def _findings() -> Iterator[tuple[str, bool]]:
     config = ConfigRecord({"x": [1, 2]})
     arrays = ArrayRecord({"y": Array("int64", (), compat.NUMPY, b"")})
     message = Message(RecordDict({"c": config, "d": arrays}), metadata=info)  # type: ignore[call-overload]
-    copy = compat.delivered(message, "a")
+    context = Context(1, 2, {}, message.content, {})
+    copy, own = compat.delivered(message, "a", context)
     yield "records keep their entries in _data", copy.content == message.content
     cast(list[int], copy.content["c"]["x"]).append(3)
     copy.content["e"] = ConfigRecord()
     copy.content.array_records["d"]["y"].data = b"changed"
+    own.state["f"] = ConfigRecord()
     yield (
         "copies share nothing",
-        (config["x"] == [1, 2] and "e" not in message.content and not arrays["y"].data),
+        (config["x"] == [1, 2] and len(message.content) == 2 and not arrays["y"].data),
     )
     compat.set_id(copy, "other")
     compat.redirect(copy, "another")

@@ -71,6 +71,18 @@ def set_id(message: Message, message_id: str) -> None:
     message.metadata.__dict__["_message_id"] = message_id
 
 
+def answers(reply: Message, message_id: str, node: int) -> bool:
+    """Whether a reply answers a message, and comes from the node that was asked.
+
+    That a node was lost is said by the SuperLink.
+    """
+    about = reply.metadata
+    if about.reply_to_message_id != message_id:
+        return False
+    lost = reply.has_error() and about.src_node_id == SUPERLINK_NODE_ID
+    return about.src_node_id == node or lost
+
+
 def redirect(reply: Message, message_id: str) -> None:
     """Make a reply the answer to another message, as only an adversary does."""
     reply.metadata.__dict__["_reply_to_message_id"] = message_id
@@ -111,14 +123,27 @@ def copied(content: RecordDict) -> RecordDict:
     return refilled(content, records)
 
 
-def delivered(message: Message, message_id: str) -> Message:
-    """Give a message its id, and return it as the other side would receive it."""
+def delivered(
+    message: Message, message_id: str, context: Context
+) -> tuple[Message, Context]:
+    """Give a message its id; return it and a node's Context as the other side's own."""
     set_id(message, message_id)
     content = copied(message.content) if message.has_content() else None
     copy = Message.__new__(Message)
     copy.__dict__.update(message.__dict__)
     copy.__dict__.update(_metadata=same(message.metadata), _content=content)
-    return copy
+    return copy, separate(context)
+
+
+def separate(context: Context) -> Context:
+    """Return a copy of a node's Context that shares nothing mutable."""
+    return Context(
+        context.run_id,
+        context.node_id,
+        dict(context.node_config),
+        copied(context.state),
+        dict(context.run_config),
+    )
 
 
 def _copied_record(record: Record) -> Record:

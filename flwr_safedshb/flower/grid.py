@@ -24,7 +24,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
 from flwr_safedshb.flower import superlink
-from flwr_safedshb.flower.compat import SUPERLINK_NODE_ID, Run, is_flowers_simulation
+from flwr_safedshb.flower.compat import Run, answers, is_flowers_simulation
 
 # Between two questions that nothing came of: as long as one takes, or a share of
 # the time waited so far, within these bounds: they must not keep a SuperLink busy.
@@ -99,18 +99,6 @@ def is_simulated(grid: Grid) -> bool:
     """Whether the nodes are known to be simulated; of other Grids nothing is known."""
     grid = innermost(grid)
     return isinstance(grid, SimulatedGrid) or is_flowers_simulation(grid)
-
-
-def answers(reply: Message, message_id: str, node: int) -> bool:
-    """Whether a reply answers a message, and comes from the node that was asked.
-
-    That a node was lost is said by the SuperLink.
-    """
-    about = reply.metadata
-    if about.reply_to_message_id != message_id:
-        return False
-    lost = reply.has_error() and about.src_node_id == SUPERLINK_NODE_ID
-    return about.src_node_id == node or lost
 
 
 class CarefulGrid(WrappedGrid):

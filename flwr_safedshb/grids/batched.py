@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from flwr.app import ArrayRecord, Context, Message, MessageType
+from flwr.app import Context, Message, MessageType
 
-from flwr_safedshb.client.app import PrivateClientApp, content_of, ordered, reply_with
+from flwr_safedshb.client.app import PrivateClientApp, content_of, readable, reply_with
 from flwr_safedshb.client.client import SafeDSHBClient, marked, refusal
 from flwr_safedshb.client.momentum import Kept
 from flwr_safedshb.client.statement import statement
-from flwr_safedshb.client.step import Step, charge, draw_of, finish, several
-from flwr_safedshb.exchange.arrays import Arrays, read
-from flwr_safedshb.flower.compat import set_id
+from flwr_safedshb.client.step import Step, charge, draw_of, finish, load, step_of
+from flwr_safedshb.exchange.arrays import Arrays
+from flwr_safedshb.flower.compat import separate, set_id
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.examples import causes_shown, joined, rows, spec, tensors_of
@@ -53,12 +53,14 @@ class BatchedGrid(InProcessGrid):
         with _uncollected():
             return self._together(self._app, messages)
 
-    def received(self, reply: Message, message_id: str) -> Message:
+    def received(
+        self, reply: Message, message_id: str, working: Context
+    ) -> tuple[Message, Context]:
         """Return a reply, which a private app has just made and holds no longer."""
         if not isinstance(self._app, PrivateClientApp):
-            return super().received(reply, message_id)
+            return super().received(reply, message_id, working)
         set_id(reply, message_id)
-        return reply
+        return reply, separate(working)
 
     def _together(
         self, app: PrivateClientApp, messages: list[Message]
@@ -66,12 +68,12 @@ class BatchedGrid(InProcessGrid):
         replies: list[Message | None] = [None] * len(messages)
         asked: dict[int, Context] = {}
         for i, message in enumerate(messages):
-            set_id(message, self.new_id())
-            working = self.working_context(message)
-            if working is None:
-                replies[i] = self.unavailable(message)
+            message_id, context = self.new_id(), self.context_of(message)
+            if context is None:
+                replies[i] = self.unavailable(message, message_id)
             else:
-                asked[i] = working
+                set_id(message, message_id)
+                asked[i] = separate(context)
         results = trained(app, [messages[i] for i in asked], list(asked.values()))
         for (i, working), result in zip(asked.items(), results, strict=True):
             replies[i] = self.concluded(messages[i], working, result)
@@ -86,7 +88,7 @@ class _Asked:
     client: SafeDSHBClient
     step: Step
     past: Kept
-    record: ArrayRecord
+    names: tuple[str, ...]
     parameters: Arrays
 
 
@@ -104,21 +106,22 @@ def trained(
     """
     results: dict[int, Message | Exception] = {}
     groups: dict[tuple[int, int, float], list[_Asked]] = {}
-    models: dict[tuple[int, ...], Arrays] = {}
+    models: dict[tuple[object, ...], tuple[tuple[str, ...], Arrays]] = {}
     for i, (message, context) in enumerate(zip(messages, contexts, strict=True)):
         try:
             record, config = content_of(message)
             client = app.make_client(context)
-            record = ordered(client, record)
-            key = tuple(id(array.data) for array in record.values())
-            parameters = models.get(key) or models.setdefault(key, read(record))
+            same = (id(array.data) for array in record.values())
+            key = (client.template, *record, *same)
+            if key not in models:
+                models[key] = readable(client, record)
+            names, parameters = models[key]
             own = type(client).fit is not SafeDSHBClient.fit
             # After the first of several steps their models differ.
-            if own or several(config)[0] > 1:
+            if own or (step := step_of(client, parameters, config)).count > 1:
                 fitted = client.fit(parameters, config)
-                results[i] = reply_with(message, record, *fitted)
+                results[i] = reply_with(message, names, *fitted)
                 continue
-            step = client.asked(parameters, config)
         except Exception as error:
             results[i] = error
             continue
@@ -127,7 +130,7 @@ def trained(
         except Exception as error:
             results[i] = refusal(error)
             continue
-        asked = _Asked(i, client, step, past, record, parameters)
+        asked = _Asked(i, client, step, past, names, parameters)
         shared = (id(client.gradients), id(parameters), client.weight_decay)
         groups.setdefault(shared, []).append(asked)
     for group in groups.values():
@@ -140,7 +143,7 @@ def _gradients(group: list[_Asked]) -> list[Vector | Exception]:
     """Return the private gradients of a group; where that fails, of each alone."""
     client = group[0].client
     try:
-        client.arrays.load(group[0].parameters)
+        load(client.trained, group[0].parameters)
         draws = [draw_of(one.client, one.step) for one in group]
         # Only a simulation may say what is wrong with its examples.
         with causes_shown(not any(one.client.randomness.private for one in group)):
@@ -207,8 +210,8 @@ def _finished(
     try:
         momentum = finish(one.client, one.step, one.past, found)
         count = one.client.plan.num_examples
-        said = {**statement(one.client, one.step), **marked()}
-        return reply_with(message, one.record, momentum, count, said)
+        stated = statement(one.client, one.step) if one.step.states else {}
+        return reply_with(message, one.names, momentum, count, {**stated, **marked()})
     except Exception as error:
         return refusal(error)
 

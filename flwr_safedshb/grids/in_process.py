@@ -20,7 +20,6 @@ from flwr_safedshb.flower.compat import (
     SUPERLINK_NODE_ID,
     ErrorCode,
     Run,
-    copied,
     delivered,
     identify,
     set_id,
@@ -145,10 +144,10 @@ class InProcessGrid(SimulatedGrid):
         return [self._answer(message) for message in messages]
 
     def _answer(self, message: Message) -> Message:
-        arrived = delivered(message, self.new_id())
-        working = self.working_context(message)
-        if working is None:
-            return self.unavailable(message)
+        message_id, context = self.new_id(), self.context_of(message)
+        if context is None:
+            return self.unavailable(message, message_id)
+        arrived, working = delivered(message, message_id, context)
         try:
             reply: object = self._app(arrived, working)
         except Exception as error:
@@ -160,28 +159,22 @@ class InProcessGrid(SimulatedGrid):
         self._sent += 1
         return f"{self._run.run_id}-{self._sent}"
 
-    def working_context(self, message: Message) -> Context | None:
-        """Return a copy of a node's Context, or None if there is no such node."""
-        context = self._contexts.get(message.metadata.dst_node_id)
-        if context is None:
-            return None
-        return Context(
-            context.run_id,
-            context.node_id,
-            dict(context.node_config),
-            copied(context.state),
-            dict(context.run_config),
-        )
+    def context_of(self, message: Message) -> Context | None:
+        """Return the Context of a message's node, or None if there is no such node."""
+        return self._contexts.get(message.metadata.dst_node_id)
 
     @staticmethod
-    def unavailable(message: Message) -> Message:
+    def unavailable(message: Message, message_id: str) -> Message:
         """Return the reply to a message for a node that is not there."""
+        set_id(message, message_id)
         reason = f"there is no node {message.metadata.dst_node_id}"
         return Message(Error(ErrorCode.NODE_UNAVAILABLE, reason), reply_to=message)
 
-    def received(self, reply: Message, message_id: str) -> Message:
+    def received(
+        self, reply: Message, message_id: str, working: Context
+    ) -> tuple[Message, Context]:
         """Return a reply as the server gets it: not the object that the app holds."""
-        return delivered(reply, message_id)
+        return delivered(reply, message_id, working)
 
     def concluded(self, message: Message, working: Context, result: object) -> Message:
         """Return the reply that an app's result is, and keep the node's state.
@@ -201,7 +194,7 @@ class InProcessGrid(SimulatedGrid):
                 raise result
             answered = _checked_reply(message, result)
             # Where other engines serialise, and fail on what is no record.
-            reply, state = self.received(answered, reply_id), copied(working.state)
+            reply, kept = self.received(answered, reply_id, working)
         except Exception as error:
             # A refusal says all there is to say; the place where it was raised nothing.
             place = None if isinstance(error, RefusedError) else error
@@ -212,7 +205,7 @@ class InProcessGrid(SimulatedGrid):
             reply = Message(Error(code, reason), reply_to=message)
             set_id(reply, reply_id)
         else:
-            self._contexts[node_id].state = state
+            self._contexts[node_id].state = kept.state
         return reply
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common import log
 
-from flwr_safedshb.flower.grid import answers
+from flwr_safedshb.flower.compat import answers
 
 
 def evaluation_content(

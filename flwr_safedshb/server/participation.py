@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from logging import INFO, WARNING
 
@@ -49,7 +49,7 @@ class Cohort:
         return text
 
 
-@dataclass(frozen=True)
+@dataclass
 class Participation:
     """How the nodes of a round are chosen.
 
@@ -67,6 +67,8 @@ class Participation:
         With which the adversaries among nodes chosen at random are bounded.
     node_timeout : float
         Seconds to wait for `min_available_nodes`.
+    give_up_after : float
+        Seconds after which a run ends if all rounds were skipped for want of nodes.
     """
 
     num_malicious_nodes: int
@@ -75,6 +77,8 @@ class Participation:
     min_available_nodes: int
     confidence: float
     node_timeout: float
+    give_up_after: float
+    _last_cohort: float = field(default_factory=time.monotonic, init=False)
 
     def __post_init__(self) -> None:
         f = self.num_malicious_nodes
@@ -92,6 +96,8 @@ class Participation:
             raise ValueError(f"confidence={self.confidence} must lie in (0, 1)")
         if not self.node_timeout >= 0.0:
             raise ValueError(f"node_timeout={self.node_timeout} must be at least 0")
+        if not self.give_up_after >= 0.0:
+            raise ValueError(f"give_up_after={self.give_up_after} must be at least 0")
 
     def gather(
         self, grid: Grid, rng: Callable[[], np.random.Generator], first: bool
@@ -105,10 +111,26 @@ class Participation:
         Raises
         ------
         TimeoutError
-            If too few nodes are there after `node_timeout` seconds, in the first round.
+            If too few nodes are there after `node_timeout` seconds, in the first round,
+            or have been for `give_up_after` seconds.
         ValueError
             If the first round of a run would have an empty cohort.
         """
+        cohort = self._chosen(grid, rng, first)
+        if cohort.nodes:
+            self._last_cohort = time.monotonic()
+        elif time.monotonic() - self._last_cohort > self.give_up_after:
+            raise TimeoutError(
+                f"too few nodes have been connected for give_up_after="
+                f"{self.give_up_after:g} seconds; start SuperNodes, and resume from "
+                "the checkpoint"
+            )
+        log(INFO, "configure_train: %s", cohort)
+        return cohort
+
+    def _chosen(
+        self, grid: Grid, rng: Callable[[], np.random.Generator], first: bool
+    ) -> Cohort:
         least = max(self.min_available_nodes, self.min_train_nodes)
         try:
             nodes = wait_for_nodes(grid, least, self.node_timeout)

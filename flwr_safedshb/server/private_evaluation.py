@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from flwr_safedshb.exchange import evaluations as names
 from flwr_safedshb.exchange.arrays import MARK
-from flwr_safedshb.flower.grid import answers
+from flwr_safedshb.flower.compat import answers
 
 Floats = NDArray[np.float64]
 Metrics = dict[str, int | float | list[int] | list[float]]

@@ -1,27 +1,53 @@
-"""One round as the server takes it: from replies to R_t and to the next model.
+"""A round as the server takes it: what it sends, and what it makes of the replies.
 
-`conclude` reads like the server's half of Algorithm 1: screen what came, find how many
-adversaries may be left, aggregate, take a step.
+`Rounds` and `conclude` read like the server's half of Algorithm 1: ask the nodes of the
+round, screen what came, find how many adversaries may be left, aggregate, take a step.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from logging import WARNING
 
 import numpy as np
-from flwr.app import ArrayRecord, Message
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.common import log
-from numpy.typing import NDArray
+from flwr.serverapp import Grid
 
 from flwr_safedshb.aggregation.rule import Rule, Weighing
-from flwr_safedshb.exchange.arrays import Template, read, stepped, written
-from flwr_safedshb.server.screening import Screened, screen_all
+from flwr_safedshb.exchange.arrays import (
+    LEARNING_RATE,
+    LOCAL_STEPS,
+    STATE,
+    Template,
+    descended,
+)
+from flwr_safedshb.flower.compat import refilled
+from flwr_safedshb.server.checkpoint import save
+from flwr_safedshb.server.heterogeneity import estimates
+from flwr_safedshb.server.output import add_to_mean
+from flwr_safedshb.server.progress import Progress
+from flwr_safedshb.server.run import NODES, ResumableStrategy
+from flwr_safedshb.server.schedules import noise_left
+from flwr_safedshb.server.screening import (
+    ForeignClientsError,
+    Screened,
+    refuse_total_failure,
+    screen_all,
+)
+from flwr_safedshb.server.settings import warn_of_idle_settings
 from flwr_safedshb.server.statements import statements
-from flwr_safedshb.theory import heterogeneity_estimate, kappa_spectral
+from flwr_safedshb.theory import kappa_spectral
 
-Floats = NDArray[np.floating]
 Metrics = dict[str, int | float | list[int] | list[float]]
 
 
@@ -34,7 +60,6 @@ class Round:
     arrays : ArrayRecord
         theta_t.
     template : Template
-        Of the arrays.
     messages : list of Message
         As they were sent, one to each node.
     num_malicious : int
@@ -47,6 +72,8 @@ class Round:
         Whether replies need no mark of our clients.
     local_steps : int
         K, how many steps a momentum is the mean of.
+    states : bool
+        Whether nodes were asked what the run costs them.
     """
 
     arrays: ArrayRecord
@@ -58,18 +85,121 @@ class Round:
     noise_std: float | None = None
     foreign_clients: bool = False
     local_steps: int = 1
+    states: bool = False
 
 
-class ForeignClientsError(RuntimeError):
-    """Most clients of a run send something else than momentums."""
+class Rounds(ResumableStrategy):
+    """The rounds of Safe-DSHB; `SafeDSHB` adds what they are made with."""
+
+    aggregation: Rule
+    noise_std: float | None
+    foreign_clients: bool
+    checkpoint_every: int
+    _round: Round | None = None
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Send theta_t, the step and beta to the nodes (Alg. 1, line 2)."""
+        progress, template = self._progress, self._template
+        if progress is None or template is None:
+            progress = Progress.fresh(self.seed, server_round, arrays, {})
+            template = self._begin(progress)
+        step = progress.step = server_round + self._offset - 1
+        progress.arrays = arrays
+        if self.stop_when is not None:
+            self._stop_if_wanted(progress)
+        if self.output == "uniform" and step == self._output_index(progress):
+            progress.kept = arrays
+        due = step % self.checkpoint_every == 0
+        if due and step > self._offset and self.checkpoint is not None:
+            save(self.checkpoint, progress)
+        cohort = self.participation.gather(
+            grid, lambda: self._rng(NODES, step), first=step == self._offset
+        )
+        if step == self._offset:
+            warn_of_idle_settings(config)
+        # Without `start` nobody has said how many steps there will be.
+        while len(self._rates) <= step:
+            self._rates.append(self._rates_in(len(self._rates)))
+        rate, momentum = self._rates[step]
+        # In every round, where nobody has said which is the last.
+        states = self.stop_when is not None or step + 1 >= progress.num_rounds
+        # These are of known types, and need not be checked.
+        entries = {
+            **config,
+            "server-round": step + 1,
+            "step": step * self.local_steps,
+            "momentum": momentum,
+            "session": progress.session,
+            LOCAL_STEPS: self.local_steps,
+            LEARNING_RATE: rate,
+            # The step before this one may have to be taken up again.
+            "anchor": due,
+            STATE: states,
+            # Objects have the hash of their bytes for a name: nobody can guess it.
+            "nonce": secrets.token_hex(8),
+        }
+        asked = refilled(ConfigRecord(), entries)
+        content = RecordDict({self.arrayrecord_key: arrays})
+        content[self.configrecord_key] = asked
+        group = str(step + 1)  # which the logs of nodes show
+        messages = [
+            Message(content, node, MessageType.TRAIN, ttl=self._ttl, group_id=group)
+            for node in cohort.nodes
+        ]
+        self._round = Round(
+            arrays,
+            template,
+            messages,
+            cohort.num_malicious,
+            rate,
+            momentum,
+            self._noise_in_momentum(step),
+            self.foreign_clients,
+            self.local_steps,
+            states,
+        )
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Screen and aggregate momentums, and take a step (Alg. 1, lines 9 and 10)."""
+        progress = self._progress
+        if progress is None or self._round is None:
+            raise RuntimeError("aggregate_train needs configure_train before it")
+        arrays, found = conclude(self._round, self.aggregation, replies)
+        if progress.step == self._offset:
+            refuse_total_failure(found, self._round.num_malicious)
+        metrics = refilled(MetricRecord(), found)
+        progress.step += 1
+        if arrays is not None:
+            progress.arrays = arrays
+        if self.output == "average":
+            add_to_mean(progress)
+        progress.train[progress.step] = metrics
+        return arrays, metrics
+
+    def _noise_in_momentum(self, step: int) -> float | None:
+        """Return the noise in the momentum of a node that took every step so far."""
+        if self.noise_std is None:
+            return None
+        betas = [beta for _, beta in self._rates[: step + 1]]
+        return self.noise_std * noise_left(betas, self.local_steps)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a round.
+def conclude(
+    sent: Round, rule: Rule, replies: Iterable[Message]
+) -> tuple[ArrayRecord | None, Metrics]:
+    """Screen and aggregate momentums, and take a step (Alg. 1, lines 9 and 10).
 
-    Attributes
-    ----------
+    An honest node may fail or be late, so only a reply excluded for its content lowers
+    f. If n' <= 2f' no rule can help and the round is skipped. No reply of f adversaries
+    makes it raise.
+
+    Returns
+    -------
     arrays : ArrayRecord or None
         theta_{t+1}; None if the round is skipped and theta_t stays.
     metrics : dict
@@ -82,18 +212,6 @@ class Outcome:
         ``heterogeneity-estimate`` and ``heterogeneity-spectral-estimate``: how far the
         momentums that count differ, G and Gcov, with the noise taken off. Estimates,
         which adversaries can feign.
-    """
-
-    arrays: ArrayRecord | None
-    metrics: Metrics
-
-
-def conclude(sent: Round, rule: Rule, replies: Iterable[Message]) -> Outcome:
-    """Screen and aggregate momentums, and take a step (Alg. 1, lines 9 and 10).
-
-    An honest node may fail or be late, so only a reply excluded for its content lowers
-    f. If n' <= 2f' no rule can help and the round is skipped. No reply of f adversaries
-    makes it raise.
 
     Raises
     ------
@@ -103,22 +221,13 @@ def conclude(sent: Round, rule: Rule, replies: Iterable[Message]) -> Outcome:
     ids = {m.metadata.message_id: m.metadata.dst_node_id for m in sent.messages}
     screened = screen_all(sent.template, ids, replies, sent.foreign_clients)
     if (strange := screened.excluded["unmarked"]) > sent.num_malicious:
-        raise ForeignClientsError(
-            f"{strange} replies are no momentums of a SafeDSHBClient, and at most "
-            f"{sent.num_malicious} can be of adversaries; trained weights, say, must "
-            "not be taken for momentums. Use SafeDSHBClient on the nodes, or say "
-            "foreign_clients=True if your own clients send momentums, too"
-        )
+        raise ForeignClientsError(strange, sent.num_malicious)
     f = _remaining(sent.num_malicious, screened)
     findings: Metrics = {}
     arrays = None
-    if len(screened.accepted) <= 2 * f:
-        log(
-            WARNING,
-            "Round skipped: %d replies are left and up to %d of them are adversarial",
-            len(screened.accepted),
-            f,
-        )
+    if (left := len(screened.accepted)) <= 2 * f:
+        told = "Round skipped: %d replies are left and up to %d of them are adversarial"
+        log(WARNING, told, left, f)
     else:
         nodes, momentums = zip(*screened.accepted, strict=True)
         try:
@@ -130,46 +239,27 @@ def conclude(sent: Round, rule: Rule, replies: Iterable[Message]) -> Outcome:
             findings = _findings(rule, f, nodes, weighing)
             if weighing is not None and sent.noise_std is not None:
                 layers = [m.layers for m in momentums]
-                findings |= _estimates(layers, direction, weighing, sent.noise_std)
+                findings |= estimates(layers, direction, weighing, sent.noise_std)
             rate = sent.local_steps * sent.learning_rate
-            arrays = _stepped(sent.arrays, direction, rate)
-    return Outcome(
+            arrays = descended(sent.arrays, direction, rate)
+            if arrays is None:
+                log(WARNING, "Round skipped: the step would leave the range of numbers")
+    said = ((node, reply.records) for node, reply in screened.accepted)
+    return (
         arrays,
         {
-            "replies": len(screened.accepted),
+            "replies": left,
             "excluded": screened.excluded.total(),
             "ignored": screened.ignored,
             "num-malicious-nodes": f,
             "skipped": int(arrays is None),
             **{f"excluded-{r}": n for r, n in sorted(screened.excluded.items())},
             **findings,
-            **statements({node: reply.stated for node, reply in screened.accepted}),
+            **(statements(said) if sent.states else {}),
             "learning-rate": sent.learning_rate,
             "momentum": sent.momentum,
         },
     )
-
-
-def refuse_total_failure(metrics: Metrics, num_malicious: int) -> None:
-    """End a run in whose first round no node could do its part.
-
-    Raises
-    ------
-    RuntimeError
-        If replies came, more than adversaries could have sent, and none could be used.
-    """
-    reasons = {
-        name.removeprefix("excluded-"): count
-        for name, count in metrics.items()
-        if name.startswith("excluded-") and name != "excluded-missing"
-    }
-    failed = sum(count for count in reasons.values() if isinstance(count, int))
-    if not metrics["replies"] and failed > num_malicious:
-        told = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-        raise RuntimeError(
-            f"no node could take the first step ({told}), so nothing was trained; what "
-            "they said is in the log above, and the rest in the logs of the nodes"
-        )
 
 
 def _remaining(f: int, screened: Screened) -> int:
@@ -184,20 +274,6 @@ def _remaining(f: int, screened: Screened) -> int:
             f,
         )
     return max(f - screened.proven, 0)
-
-
-def _stepped(
-    arrays: ArrayRecord, direction: list[Floats], rate: float
-) -> ArrayRecord | None:
-    """Return theta - rate * R, in the dtypes of theta; None if not finite."""
-    result = []
-    for old, layer in zip(read(arrays), direction, strict=True):
-        new = stepped(old, layer, rate)
-        if not np.isfinite(new).all():
-            log(WARNING, "Round skipped: the step would leave the range of numbers")
-            return None
-        result.append(new)
-    return written(arrays, result)
 
 
 def _findings(
@@ -219,27 +295,3 @@ def _findings(
     if paper is not None:
         findings["kappa-paper"] = float(paper)
     return findings
-
-
-def _estimates(
-    momentums: Sequence[Sequence[Floats]],
-    direction: Sequence[Floats],
-    weighing: Weighing,
-    noise_std: float,
-) -> Metrics:
-    """Estimate how far honest momentums differ, from those that count in R_t."""
-    weights = weighing.weights
-    squares = [sum(_square(layer) for layer in layers) for layers in momentums]
-    # The trace of their covariance: the mean square less the square of the mean.
-    trace = float(weights @ squares) - sum(map(_square, direction))
-    vectors = max(1, round(1.0 / float(weights @ weights)))
-    size = sum(layer.size for layer in direction)
-    total, top = heterogeneity_estimate(
-        max(trace, 0.0), weighing.lambda_max, vectors, size, noise_std
-    )
-    return {"heterogeneity-estimate": total, "heterogeneity-spectral-estimate": top}
-
-
-def _square(layer: Floats) -> float:
-    flat = np.ravel(layer).astype(np.float64)
-    return float(flat @ flat)

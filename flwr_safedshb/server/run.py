@@ -7,7 +7,6 @@ model without trusting any of them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from logging import INFO
@@ -26,7 +25,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from flwr_safedshb.exchange.arrays import Template
-from flwr_safedshb.flower.grid import CarefulGrid
+from flwr_safedshb.flower.grid import CarefulGrid, SimulatedGrid
 from flwr_safedshb.server.checkpoint import past_of, save
 from flwr_safedshb.server.evaluation import (
     chosen,
@@ -34,11 +33,7 @@ from flwr_safedshb.server.evaluation import (
     medians,
 )
 from flwr_safedshb.server.output import Output, returned
-from flwr_safedshb.server.participation import (
-    Cohort,
-    Participation,
-    warn_of_strangers,
-)
+from flwr_safedshb.server.participation import Participation, warn_of_strangers
 from flwr_safedshb.server.private_evaluation import PrivateEvaluations, concluded
 from flwr_safedshb.server.progress import EvaluateFn, Progress
 from flwr_safedshb.server.schedules import Schedule, rates_at
@@ -70,7 +65,6 @@ class ResumableStrategy(FedAvg):
     output: Output
     local_steps: int
     evaluations: PrivateEvaluations | None
-    give_up_after: float
     seed: int
     checkpoint: Path | None
     stop_when: StopWhen | None
@@ -83,7 +77,6 @@ class ResumableStrategy(FedAvg):
     _offset = 0
     _ttl: float | None = None
     _evaluating: list[Message] | None = None
-    _last_cohort = 0.0
 
     def start(
         self,
@@ -106,7 +99,8 @@ class ResumableStrategy(FedAvg):
         progress = self.begin(initial_arrays, num_rounds, timeout, **configs)
         with suppress(StopRun):
             super().start(
-                CarefulGrid(grid),
+                # What answers in this process answers each message alone.
+                grid if isinstance(grid, SimulatedGrid) else CarefulGrid(grid),
                 progress.arrays,
                 num_rounds - self._offset,
                 timeout,
@@ -179,17 +173,6 @@ class ResumableStrategy(FedAvg):
         if self.stop_when(number, metrics):
             log(INFO, "Stopped after round %d, as stop_when says", number)
             raise StopRun
-
-    def _wait_for_leavers(self, cohort: Cohort) -> None:
-        """Give up once there have been too few nodes for too long."""
-        if cohort.nodes:
-            self._last_cohort = time.monotonic()
-        elif time.monotonic() - self._last_cohort > self.give_up_after:
-            raise TimeoutError(
-                f"too few nodes have been connected for give_up_after="
-                f"{self.give_up_after:g} seconds; start SuperNodes, and resume from "
-                "the checkpoint"
-            )
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

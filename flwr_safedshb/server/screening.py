@@ -20,8 +20,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from flwr_safedshb.exchange.arrays import MARK, MisfitError, Template
-from flwr_safedshb.flower.grid import answers
-from flwr_safedshb.server.statements import Statement, stated
+from flwr_safedshb.flower.compat import Record, answers
 
 Reason = Literal[
     "missing",
@@ -51,6 +50,18 @@ _OLDER = "; put it into client_app(client_fn), or use ClassicStrategy"
 _MAX_WORDS = 300
 
 
+class ForeignClientsError(RuntimeError):
+    """Most clients of a run send something else than momentums."""
+
+    def __init__(self, count: int, num_malicious: int) -> None:
+        super().__init__(
+            f"{count} replies are no momentums of a SafeDSHBClient, and at most "
+            f"{num_malicious} can be of adversaries; trained weights, say, must not be "
+            "taken for momentums. Use SafeDSHBClient on the nodes, or say "
+            "foreign_clients=True if your own clients send momentums, too"
+        )
+
+
 @dataclass(frozen=True)
 class Excluded:
     """A reply that is not aggregated."""
@@ -73,13 +84,13 @@ class Accepted:
         Finite, in the shapes and the order of the model's.
     encoded : tuple of bytes
         The same as they were sent: an order of replies that depends on nothing else.
-    stated : (epsilon, delta), optional
-        The node's own word.
+    records : list of records
+        All of the reply, of which nothing but the arrays is checked.
     """
 
     layers: list[NDArray[np.float32]]
     encoded: tuple[bytes, ...]
-    stated: Statement | None = None
+    records: list[Record]
 
 
 @dataclass(frozen=True)
@@ -137,6 +148,28 @@ def screen_all(
     return Screened(accepted, excluded, proven, ignored)
 
 
+def refuse_total_failure(metrics: Mapping[str, object], num_malicious: int) -> None:
+    """End a run in whose first round no node could do its part.
+
+    Raises
+    ------
+    RuntimeError
+        If replies came, more than adversaries could have sent, and none could be used.
+    """
+    reasons = {
+        name.removeprefix("excluded-"): count
+        for name, count in metrics.items()
+        if name.startswith("excluded-") and name != "excluded-missing"
+    }
+    failed = sum(count for count in reasons.values() if isinstance(count, int))
+    if not metrics["replies"] and failed > num_malicious:
+        told = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+        raise RuntimeError(
+            f"no node could take the first step ({told}), so nothing was trained; what "
+            "they said is in the log above, and the rest in the logs of the nodes"
+        )
+
+
 def screen(
     template: Template, reply: Message, foreign: bool = False
 ) -> Accepted | Excluded:
@@ -169,7 +202,7 @@ def _screened(template: Template, reply: Message, foreign: bool) -> Accepted | E
         return Excluded("not-finite")
     if not foreign and not any(MARK in record for record in records):
         return Excluded("unmarked")
-    return Accepted(layers, encoded, stated(records))
+    return Accepted(layers, encoded, records)
 
 
 def _count(records: Sequence[object], kind: type) -> int:

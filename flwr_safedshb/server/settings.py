@@ -107,7 +107,6 @@ def check_numbers(
     num_malicious_nodes: object,
     checkpoint_every: int,
     fraction_evaluate: float,
-    give_up_after: float,
     noise_std: float | None,
 ) -> None:
     """Refuse numbers of a strategy that make no sense."""
@@ -119,8 +118,6 @@ def check_numbers(
         raise ValueError(f"checkpoint_every={checkpoint_every} must be at least 1")
     if not 0.0 <= fraction_evaluate <= 1.0:
         raise ValueError(f"fraction_evaluate={fraction_evaluate} must be in [0, 1]")
-    if not give_up_after >= 0.0:
-        raise ValueError(f"give_up_after={give_up_after} must be at least 0")
     if noise_std is not None and not 0.0 <= noise_std < np.inf:
         raise ValueError(f"noise_std={noise_std} must be finite and at least 0")
 

@@ -36,10 +36,16 @@ def stated(records: Iterable[object]) -> Statement | None:
 
 
 def statements(
-    said: Mapping[int, Statement | None],
+    said: Iterable[tuple[int, Iterable[object]]],
 ) -> dict[str, list[int] | list[float]]:
-    """Return the metrics of nodes that state something; nothing if none does."""
-    told = sorted((node, pair) for node, pair in said.items() if pair is not None)
+    """Return the metrics of nodes that state something; nothing if none does.
+
+    Parameters
+    ----------
+    said : iterable of (node, the records of its reply)
+    """
+    all_said = ((node, stated(records)) for node, records in said)
+    told = sorted((node, pair) for node, pair in all_said if pair is not None)
     if not told:
         return {}
     return {

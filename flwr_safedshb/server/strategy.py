@@ -9,44 +9,26 @@ theta_{t+1} = theta_t - gamma_t R_t.
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Iterable, Mapping
-from logging import INFO
+from collections.abc import Mapping
 from pathlib import Path
 
-from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
-    Message,
-    MessageType,
-    MetricRecord,
-    RecordDict,
-)
-from flwr.common import log
-from flwr.serverapp import Grid
-
 from flwr_safedshb.aggregation.rule import Rule
-from flwr_safedshb.exchange.arrays import LEARNING_RATE, LOCAL_STEPS, STATE
-from flwr_safedshb.flower.compat import refilled
-from flwr_safedshb.server.checkpoint import save
 from flwr_safedshb.server.evaluation import least_evaluators
-from flwr_safedshb.server.output import Output, add_to_mean, check_output
+from flwr_safedshb.server.output import Output, check_output
 from flwr_safedshb.server.participation import Participation
 from flwr_safedshb.server.private_evaluation import private_evaluations
-from flwr_safedshb.server.progress import Progress
-from flwr_safedshb.server.round import Round, conclude, refuse_total_failure
-from flwr_safedshb.server.run import NODES, ResumableStrategy, StopWhen
-from flwr_safedshb.server.schedules import Schedule, noise_left, rates_at
+from flwr_safedshb.server.round import Rounds
+from flwr_safedshb.server.run import StopWhen
+from flwr_safedshb.server.schedules import Schedule, rates_at
 from flwr_safedshb.server.settings import (
     check_local_steps,
     check_numbers,
     log_settings,
     rule_of,
-    warn_of_idle_settings,
 )
 
 
-class SafeDSHB(ResumableStrategy):
+class SafeDSHB(Rounds):
     """Safe-DSHB: private against the server, robust against f of n clients.
 
     Parameters
@@ -150,8 +132,9 @@ class SafeDSHB(ResumableStrategy):
     ) -> None:
         check_output(output, stop_when is not None)
         check_local_steps(local_steps)
-        numbers = checkpoint_every, fraction_evaluate, give_up_after, noise_std
-        check_numbers(num_malicious_nodes, *numbers)
+        check_numbers(
+            num_malicious_nodes, checkpoint_every, fraction_evaluate, noise_std
+        )
         self.evaluations = private_evaluations(
             evaluate_every, evaluate_max_loss, evaluate_per_class, fraction_evaluate
         )
@@ -163,6 +146,7 @@ class SafeDSHB(ResumableStrategy):
             least if min_available_nodes is None else min_available_nodes,
             participation_confidence,
             node_timeout,
+            give_up_after,
         )
         super().__init__(
             fraction_train=fraction_train,
@@ -188,8 +172,6 @@ class SafeDSHB(ResumableStrategy):
         self.noise_std = noise_std
         self.authenticated_nodes = authenticated_nodes
         self.foreign_clients = foreign_clients
-        self.give_up_after = give_up_after
-        self._last_cohort = time.monotonic()
         self.seed = secrets.randbits(63) if seed is None else seed
         self._seeded = seed is not None
         self.participation_confidence = participation_confidence
@@ -199,102 +181,7 @@ class SafeDSHB(ResumableStrategy):
         self.checkpoint_every = checkpoint_every
         # Of all steps of the running run; the first is checked at once.
         self._rates = [rates_at(server_learning_rate, momentum, 0)]
-        self._round: Round | None = None
 
     def summary(self) -> None:
         """Log the settings of the strategy."""
         log_settings(self)
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """Send theta_t, the step and beta to the nodes (Alg. 1, line 2)."""
-        progress, template = self._progress, self._template
-        if progress is None or template is None:
-            progress = Progress.fresh(self.seed, server_round, arrays, {})
-            template = self._begin(progress)
-        step = progress.step = server_round + self._offset - 1
-        progress.arrays = arrays
-        self._stop_if_wanted(progress)
-        if self.output == "uniform" and step == self._output_index(progress):
-            progress.kept = arrays
-        due = step % self.checkpoint_every == 0
-        if due and step > self._offset and self.checkpoint is not None:
-            save(self.checkpoint, progress)
-        cohort = self.participation.gather(
-            grid, lambda: self._rng(NODES, step), first=step == self._offset
-        )
-        log(INFO, "configure_train: %s", cohort)
-        if step == self._offset:
-            warn_of_idle_settings(config)
-        self._wait_for_leavers(cohort)
-        # Without `start` nobody has said how many steps there will be.
-        while len(self._rates) <= step:
-            next_step = len(self._rates)
-            self._rates.append(self._rates_in(next_step))
-        rate, momentum = self._rates[step]
-        # These are of known types, and need not be checked.
-        entries = {
-            **config,
-            "server-round": step + 1,
-            "step": step * self.local_steps,
-            "momentum": momentum,
-            "session": progress.session,
-            LOCAL_STEPS: self.local_steps,
-            LEARNING_RATE: rate,
-            # The step before this one may have to be taken up again.
-            "anchor": due,
-            # In every round, where nobody has said which is the last.
-            STATE: self.stop_when is not None or step + 1 >= progress.num_rounds,
-            # Objects have the hash of their bytes for a name: nobody can guess it.
-            "nonce": secrets.token_hex(8),
-        }
-        asked = refilled(ConfigRecord(), entries)
-        content = RecordDict(
-            {self.arrayrecord_key: arrays, self.configrecord_key: asked}
-        )
-        group = str(step + 1)  # which the logs of nodes show
-        messages = [
-            Message(content, node, MessageType.TRAIN, ttl=self._ttl, group_id=group)
-            for node in cohort.nodes
-        ]
-        self._round = Round(
-            arrays,
-            template,
-            messages,
-            cohort.num_malicious,
-            rate,
-            momentum,
-            self._noise_in_momentum(step),
-            self.foreign_clients,
-            self.local_steps,
-        )
-        return messages
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Screen and aggregate momentums, and take a step (Alg. 1, lines 9 and 10)."""
-        progress = self._progress
-        if progress is None or self._round is None:
-            raise RuntimeError(
-                "aggregate_train needs configure_train to come before it"
-            )
-        outcome = conclude(self._round, self.aggregation, replies)
-        if progress.step == self._offset:
-            refuse_total_failure(outcome.metrics, self._round.num_malicious)
-        metrics = refilled(MetricRecord(), outcome.metrics)
-        progress.step += 1
-        if outcome.arrays is not None:
-            progress.arrays = outcome.arrays
-        if self.output == "average":
-            add_to_mean(progress)
-        progress.train[progress.step] = metrics
-        return outcome.arrays, metrics
-
-    def _noise_in_momentum(self, step: int) -> float | None:
-        """Return the noise in the momentum of a node that took every step so far."""
-        if self.noise_std is None:
-            return None
-        betas = [beta for _, beta in self._rates[: step + 1]]
-        return self.noise_std * noise_left(betas, self.local_steps)

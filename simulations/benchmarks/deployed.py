@@ -26,7 +26,7 @@ from flwr.app import Context, RecordDict
 
 from flwr_safedshb.client.client import SafeDSHBClient
 from flwr_safedshb.client.momentum import Kept, MomentumFiles
-from flwr_safedshb.client.step import Step, draw_of
+from flwr_safedshb.client.step import Step, draw_of, load
 from flwr_safedshb.privacy.gaussian import private_vector
 from simulations.benchmarks.measure import figures_alone, in_turns, reset_peak, resident
 from simulations.benchmarks.outcome import Check, Table, at_most
@@ -73,7 +73,7 @@ def step_cost(hidden: int, enough: float, folder: Path) -> Cost:
     numbers, momentum = itertools.count(), np.zeros(size, np.float32)
 
     def bare() -> None:
-        client.arrays.load(theta)
+        load(client.trained, theta)
         draw = draw_of(client, Step(0, BETA, "run", True))
         found = private_vector(client.gradients, draw)
         np.multiply(momentum, BETA, out=momentum)

@@ -44,7 +44,10 @@ DOCUMENTED: Mapping[str, Functions] = {
     },
     "copied, delivered": {
         "copied": copy.deepcopy,
-        "delivered": lambda message, message_id: _named(message, message_id),
+        "delivered": lambda message, message_id, context: (
+            _named(message, message_id),
+            copy.deepcopy(context),
+        ),
     },
 }
 

@@ -194,6 +194,26 @@ def test_the_nodes_policy_refuses_a_weaker_plan(
     assert not (tmp_path / "state").exists()
 
 
+def test_a_policy_that_changes_during_a_run_is_in_force_at_once(
+    tmp_path: Path,
+) -> None:
+    """What a node admitted it remembers, under all that it was asked with."""
+    context = node(tmp_path)
+    assert make(context).ledger is make(context).ledger
+    context.node_config["min-noise-multiplier"] = 2.0
+    with pytest.raises(RefusedError, match="policy min-noise-multiplier=2"):
+        make(context)
+    context.node_config["min-noise-multiplier"] = 1.0
+    make(context)
+    with pytest.raises(RefusedError, match="policy min-noise-multiplier=1"):
+        make(context, plan=PrivacyPlan(1.0, 0.5, 4, 20))
+    context.node_config["partition-id"] = 5  # which decides nothing
+    context.node_config["max-epsilon"] = 10.0
+    held = make(context).ledger
+    assert held is not None
+    assert held.max_epsilon == 10.0
+
+
 def test_a_run_may_ask_for_less_budget_and_not_for_more(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="policy max-epsilon"):
         make(node(tmp_path), max_epsilon=51.0)

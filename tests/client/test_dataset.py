@@ -116,7 +116,7 @@ def test_an_item_that_is_built_otherwise_counts_as_zero() -> None:
     """As many tensors of the same shapes, under other names."""
     other = {"wrong": NESTED[5]["left"], "right": NESTED[5]["right"], "y": LABELS[5]}
     odd = [other if i == 5 else item for i, item in enumerate(NESTED)]
-    data: Any = examples_of(odd, "y")
+    data: Any = examples_of(odd, "y")[0]
     with pytest.raises(DatasetError, match=r"wrong: float32 \[1\]"):
         data[5]
     step(odd, Keywords(3, 2), target="y")

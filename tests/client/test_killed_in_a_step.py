@@ -11,7 +11,7 @@ import pytest
 
 from flwr_safedshb.client import step as steps
 from flwr_safedshb.client.momentum import keep
-from flwr_safedshb.exchange.model import ModelArrays
+from flwr_safedshb.exchange.arrays import Template
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from tests.clients import ask, ledger, node, same
 from tests.guard import HANGS
@@ -35,7 +35,7 @@ MOMENTS = {
     "after the charge": (Ledger, "charge", after(Ledger.charge), True, False),
     "before the momentum": (steps, "keep", die, True, False),
     "after the momentum": (steps, "keep", after(keep), True, True),
-    "before the reply": (ModelArrays, "split", die, True, True),
+    "before the reply": (Template, "split", die, True, True),
 }
 
 

@@ -7,7 +7,9 @@ from flwr.app import ArrayRecord
 from torch import nn
 
 from flwr_safedshb import trained_arrays
-from flwr_safedshb.exchange.model import ModelArrays
+from flwr_safedshb.client.step import load
+from flwr_safedshb.exchange.arrays import Template
+from flwr_safedshb.exchange.model import trained
 
 
 class Tied(nn.Module):
@@ -36,8 +38,9 @@ def test_only_what_is_trained_crosses_the_wire_and_only_once() -> None:
 
 def test_a_vector_is_split_by_what_is_trained() -> None:
     """In the order of model.parameters(), in which gradients come."""
-    arrays = ModelArrays(Tied())
-    weight, bias = arrays.split(np.arange(9, dtype=np.float32))
+    weight, bias = Template.of(trained_arrays(Tied())).split(
+        np.arange(9, dtype=np.float32)
+    )
     assert weight.tolist() == [[0, 1], [2, 3], [4, 5]]
     assert bias.tolist() == [6, 7, 8]
     assert weight.dtype == bias.dtype == np.float32
@@ -45,25 +48,29 @@ def test_a_vector_is_split_by_what_is_trained() -> None:
 
 def test_arrays_are_loaded_in_the_models_own_types() -> None:
     model = Tied().double()
-    ModelArrays(model).load([np.full((3, 2), 2, np.float32), np.full(3, 3.0)])
+    weights = trained(model).values()
+    load(weights, [np.full((3, 2), 2, np.float32), np.full(3, 3.0)])
     assert model.first.weight.tolist() == [[2.0, 2.0]] * 3
     assert model.last.weight is model.first.weight
     assert model.first.bias.tolist() == [3.0] * 3
     half = nn.Linear(2, 2).to(torch.bfloat16)  # which numpy does not have
     assert trained_arrays(half)["weight"].numpy().dtype == np.float32
-    ModelArrays(half).load([np.ones((2, 2), np.float32), np.zeros(2, np.float32)])
+    sent = [np.ones((2, 2), np.float32), np.zeros(2, np.float32)]
+    load(trained(half).values(), sent)
     assert half.weight.dtype == torch.bfloat16
     assert half.weight.sum() == 4
 
 
 def test_a_message_may_have_its_arrays_in_any_order() -> None:
-    arrays = ModelArrays(Tied())
     sent = trained_arrays(Tied())
+    template = Template.of(sent)
     turned = ArrayRecord({name: sent[name] for name in reversed(list(sent))})
     assert list(turned) != list(sent)
-    assert list(arrays.ordered(turned)) == list(sent)
     numbered = ArrayRecord([a.numpy() for a in sent.values()])
-    assert list(arrays.ordered(numbered)) == ["0", "1"]
+    for record, names in ((turned, tuple(sent)), (numbered, ("0", "1"))):
+        found, arrays = template.read(record)
+        assert found == names
+        assert [array.shape for array in arrays] == [(3, 2), (3,)]
 
 
 @pytest.mark.parametrize(
@@ -81,5 +88,5 @@ def test_other_names_are_refused_with_the_remedy(
     sent: dict[str, torch.Tensor], problem: str
 ) -> None:
     with pytest.raises(ValueError, match=problem) as raised:
-        ModelArrays(Tied()).ordered(ArrayRecord(sent))
+        Template.of(trained_arrays(Tied())).read(ArrayRecord(sent))
     assert "trained_arrays(model)" in str(raised.value)

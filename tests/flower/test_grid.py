@@ -12,8 +12,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
 from flwr_safedshb.flower import grid as grids
-from flwr_safedshb.flower.compat import Run
-from flwr_safedshb.flower.grid import CarefulGrid, WrappedGrid, answers
+from flwr_safedshb.flower.compat import Run, answers
+from flwr_safedshb.flower.grid import CarefulGrid, WrappedGrid
 from flwr_safedshb.server.strategy import SafeDSHB
 from tests.federation import federation, model
 

@@ -18,7 +18,7 @@ from flwr_safedshb.aggregation import SMEA, Average
 from flwr_safedshb.client.app import client_app
 from flwr_safedshb.client.client import SafeDSHBClient
 from flwr_safedshb.grids.in_process import InProcessGrid
-from flwr_safedshb.server.round import ForeignClientsError
+from flwr_safedshb.server.screening import ForeignClientsError
 from tests.clients import THETA, make
 
 ROUNDS = 4

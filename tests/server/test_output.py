@@ -36,7 +36,7 @@ def test_the_mean_is_that_of_the_last_half(
                 raise KeyboardInterrupt
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("flwr_safedshb.server.strategy.save", stop)
+            patch.setattr("flwr_safedshb.server.round.save", stop)
             try:
                 strategy.start(federation(3), model(), rounds)
             except KeyboardInterrupt:

@@ -18,7 +18,7 @@ from flwr_safedshb.client.app import client_app
 from flwr_safedshb.grids.adversarial import AdversarialGrid
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.server.checkpoint import load
-from flwr_safedshb.server.round import ForeignClientsError
+from flwr_safedshb.server.screening import ForeignClientsError
 from flwr_safedshb.server.strategy import SafeDSHB
 from tests.clients import THETA, make
 

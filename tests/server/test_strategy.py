@@ -21,7 +21,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation import SMEA, Average, Filter, Krum, Median, Rule
-from flwr_safedshb.aggregation.gram import Clients
+from flwr_safedshb.aggregation.rule import Clients
 from flwr_safedshb.flower.grid import CarefulGrid, WrappedGrid
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.server.participation import malicious_bound
