@@ -34,6 +34,7 @@ from flwr_safedshb.privacy.examples import (
 Change = Callable[[torch.Tensor], torch.Tensor]
 # Made-up examples: enough to see that one does not depend on another.
 _COUNT = 3
+_ONES = [slice(i, i + 1) for i in range(_COUNT)]
 _SEED = 20
 # Characters of an error's text.
 _LONG = 100
@@ -104,15 +105,6 @@ def _first_output(outputs: Batch, targets: torch.Tensor) -> torch.Tensor:
     return tensors_of(outputs)[0].flatten(1).sum(1)
 
 
-def training_copy(model: nn.Module) -> nn.Module:
-    """Return a copy in training mode, but for layers that must not be (batch norms)."""
-    module = copy.deepcopy(model).train()
-    for layer in module.modules():
-        if isinstance(layer, _BatchNorm):
-            layer.eval()
-    return module
-
-
 def best_pass(
     model: nn.Module, loss: PerExampleLoss, like: Example, dtype: torch.dtype
 ) -> Pass:
@@ -133,7 +125,10 @@ def best_pass(
         If the model or the loss fails on made-up examples, or mixes them.
     """
     with _undisturbed():
-        trial = training_copy(model)
+        trial = copy.deepcopy(model).train()
+        for layer in trial.modules():
+            if isinstance(layer, _BatchNorm):  # which must not be
+                layer.eval()
         _redraw(trial)
         # Without dropout, so that there is something to compare.
         still = copy.deepcopy(trial).eval()
@@ -182,9 +177,8 @@ def _tried(
     failure: Exception | None = None
     for words, classes in itertools.product((10, 2, 1), (10, 3, 2, 1)):
         examples = _made_up(like[0], words), _made_up(like[1], classes, targets=True)
-        ones = [slice(i, i + 1) for i in range(_COUNT)]
         try:
-            found = [alone.gradient(*(rows(p, one) for p in examples)) for one in ones]
+            found = [alone.gradient(*(rows(p, one) for p in examples)) for one in _ONES]
             return examples, torch.stack(found)
         except UnsupportedModelError:
             raise
@@ -241,8 +235,7 @@ def _refuse_mixing(
 ) -> None:
     """Refuse what would not train as its author meant: every example is alone here."""
     alone = [
-        loss(called(module, rows(inputs, one)), rows(targets, one))
-        for one in (slice(i, i + 1) for i in range(_COUNT))
+        loss(called(module, rows(inputs, one)), rows(targets, one)) for one in _ONES
     ]
     together = loss(called(module, inputs), targets)
     if not _close(together.unsqueeze(1), torch.cat(alone).unsqueeze(1)):

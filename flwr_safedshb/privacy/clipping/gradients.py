@@ -85,17 +85,15 @@ class ClippedGradients:
         if clipping not in MAX_HELD:
             raise ValueError(f"clipping={clipping!r}: use 'per-example' or 'ghost'")
         check_model(model)
-        self.model = model
-        self.clip_norm = clip_norm
-        self.clipping = clipping
+        self.model, self.clip_norm, self.clipping = model, clip_norm, clipping
         self._loss = PerExampleLoss(loss)
         # Where parameters are: to walk through the model in every step takes longer
         # than a small one's gradients, and to keep them would miss a replaced one.
         paths = [name.rpartition(".") for name, _ in model.named_parameters()]
         self._homes = [(model.get_submodule(path), name) for path, _, name in paths]
         self.size = sum(p.numel() for p in self.trained)
-        wide = any(p.dtype == torch.float64 for p in self.trained)
-        wide = wide or self.size <= self.most_wide
+        small = self.size <= self.most_wide
+        wide = small or any(p.dtype == torch.float64 for p in self.trained)
         self._dtype = torch.float64 if wide else torch.float32
         self._paths: dict[Spec, Pass] = {}
 

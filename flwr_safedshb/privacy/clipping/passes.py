@@ -95,12 +95,11 @@ class Pass:
 
     def run(self, batch: Sequence[Batch], seed: int | None) -> Parts:
         """Return the parts of inputs and targets, in a random state of their own."""
-        with torch.enable_grad():  # also where the caller has turned gradients off
-            if seed is None:
-                return self.parts(*batch)
-            with torch.random.fork_rng(devices=[]):
+        own = torch.random.fork_rng(devices=[], enabled=seed is not None)
+        with torch.enable_grad(), own:  # also where gradients were turned off
+            if seed is not None:
                 torch.manual_seed(seed)
-                return self.parts(*batch)
+            return self.parts(*batch)
 
     def parts(self, inputs: Batch, targets: Batch) -> Parts:
         """Return the gradients of k examples, NaN for one that cannot be used."""
@@ -258,8 +257,7 @@ def _lightly_copied(layer: nn.Module) -> nn.Module:
     """Return a copy of a light layer, in a tenth of the time of a deep one."""
     copied = object.__new__(type(layer))
     for name, value in vars(layer).items():
-        changes = isinstance(value, dict | set)
-        vars(copied)[name] = value.copy() if changes else value
+        vars(copied)[name] = value.copy() if isinstance(value, dict | set) else value
     return copied
 
 
