@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients, Loss
@@ -26,7 +27,6 @@ from flwr_safedshb.privacy.examples import (
     Example,
     joined,
     log_unusable,
-    rows,
     spec,
     tensors_of,
 )
@@ -225,7 +225,10 @@ def sampled(gradients: ClippedGradients, draw: Draw) -> Drawn | None:
     if whole_tensors(draw.dataset) is not None:
         index = torch.from_numpy(chosen)
         usable = None if taken.all() else torch.from_numpy(taken)
-        return rows(like[0], index), rows(like[1], index), usable
+        inputs, targets = tree_map_only(
+            torch.Tensor, lambda t: t.index_select(0, index.to(t.device)), like
+        )
+        return inputs, targets, usable
     both = zip(chosen.tolist(), taken, strict=True)
     with unwarned():
         read = [

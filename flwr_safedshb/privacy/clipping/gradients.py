@@ -29,11 +29,9 @@ from flwr_safedshb.privacy.examples import (
     Example,
     Loss,
     PerExampleLoss,
-    Spec,
     UnsupportedModelError,
     log_unusable,
     rows,
-    spec,
     tensors_of,
 )
 from flwr_safedshb.privacy.plan import Clipping
@@ -95,7 +93,7 @@ class ClippedGradients:
         small = self.size <= self.most_wide
         wide = small or any(p.dtype == torch.float64 for p in self.trained)
         self._dtype = torch.float64 if wide else torch.float32
-        self._paths: dict[Spec, Pass] = {}
+        self._paths: dict[object, Pass] = {}
 
     @property
     def trained(self) -> list[nn.Parameter]:
@@ -122,7 +120,8 @@ class ClippedGradients:
         ------
         UnsupportedModelError
         """
-        kind = spec(inputs, targets)
+        tensors = tensors_of(inputs, targets)
+        kind = tuple((tuple(tensor.shape[1:]), tensor.dtype) for tensor in tensors)
         if kind not in self._paths:
             like = inputs, targets
             self._paths[kind] = best_pass(self.model, self._loss, like, self._dtype)
