@@ -1,5 +1,6 @@
 import hashlib
 import itertools
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,16 @@ def real_phishing() -> Path:
     if _DATA is None or not (file := Path(_DATA) / "phishing").is_file():
         pytest.skip("needs LIBSVM's file phishing in the folder SAFEDSHB_DATA")
     return file
+
+
+@pytest.fixture(autouse=True)
+def flowers_log_as_it_was() -> Iterator[None]:
+    """Let no command that a test runs in this process silence the log of the next."""
+    logger = logging.getLogger("flwr")
+    before = logger.level, logger.disabled, logger.propagate
+    yield
+    level, logger.disabled, logger.propagate = before
+    logger.setLevel(level)
 
 
 @pytest.fixture
