@@ -56,6 +56,12 @@ def _findings() -> Iterator[tuple[str, bool]]:
             and copy.metadata.reply_to_message_id == "another"
         ),
     )
+    compat.belong(copy, 5)
+    yield (
+        "metadata has _run_id and _src_node_id",
+        (copy.metadata.run_id, copy.metadata.src_node_id)
+        == (5, compat.SUPERLINK_NODE_ID),
+    )
     made = compat.plain_array("int64", (), b"")
     yield "an Array is four values", made == arrays["y"] and made.is_dirty
     seen: list[compat.Mod] = []

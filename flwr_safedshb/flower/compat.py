@@ -71,6 +71,14 @@ def set_id(message: Message, message_id: str) -> None:
     message.metadata.__dict__["_message_id"] = message_id
 
 
+def belong(message: Message, run_id: int) -> None:
+    """Make a message one of a run, sent by its server.
+
+    Its constructor asks the process, for which another run may have been named since.
+    """
+    message.metadata.__dict__.update(_run_id=run_id, _src_node_id=SUPERLINK_NODE_ID)
+
+
 def answers(reply: Message, message_id: str, node: int) -> bool:
     """Whether a reply answers a message, and comes from the node that was asked.
 

@@ -24,7 +24,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
 from flwr_safedshb.flower import superlink
-from flwr_safedshb.flower.compat import Run, answers, is_flowers_simulation
+from flwr_safedshb.flower.compat import Run, answers, belong, is_flowers_simulation
 
 # Between two questions that nothing came of: as long as one takes, or a share of
 # the time waited so far, within these bounds: they must not keep a SuperLink busy.
@@ -142,6 +142,9 @@ class CarefulGrid(WrappedGrid):
 
         The same bytes may be sent twice, so what failed together is tried one by one.
         """
+        run_id = self.run.run_id
+        for message in messages:
+            belong(message, run_id)
         try:
             ids = list(self.grid.push_messages(messages))
         except (httpx.HTTPStatusError, ObjectPushError) as error:

@@ -10,9 +10,10 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+from flwr.supercore.task_identity import TaskIdentity
 
 from flwr_safedshb.flower import grid as grids
-from flwr_safedshb.flower.compat import Run, answers
+from flwr_safedshb.flower.compat import SUPERLINK_NODE_ID, Run, answers, identify
 from flwr_safedshb.flower.grid import CarefulGrid, WrappedGrid
 from flwr_safedshb.server.strategy import SafeDSHB
 from tests.federation import federation, model
@@ -103,6 +104,22 @@ def test_one_reply_is_asked_for_in_turn_until_some_are_there(
     assert len({*Slow.asked[:5]}) == 5
     assert Slow.asked[5:7] == Slow.asked[:2]
     assert len(Slow.asked) == 7 + 5
+
+
+def test_messages_are_of_their_grids_run_whatever_else_the_process_does() -> None:
+    class Strict(Remote):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            ours = (self.run.run_id, SUPERLINK_NODE_ID)
+            found = [(m.metadata.run_id, m.metadata.src_node_id) for m in messages]
+            assert found == [ours] * 5
+            return super().push_messages(messages)
+
+    grid = CarefulGrid(Strict(federation(5)))
+    nodes = sorted(grid.get_node_ids())
+    identify(grid.run.run_id + 1)
+    TaskIdentity.node_id = nodes[0]
+    asked = [Message(RecordDict(), node, "train") for node in nodes]
+    assert len(grid.send_and_receive(asked)) == 5
 
 
 def test_everything_is_asked_for_at_the_end_of_the_time() -> None:
