@@ -27,6 +27,7 @@ class Remote(HttpGrid):
     def __init__(self, nodes: InProcessGrid, insecure: bool) -> None:
         super().__init__(insecure=insecure, token="x")
         self.nodes = nodes
+        self.set_run(nodes.run)
 
     def get_node_ids(self) -> Iterable[int]:
         return self.nodes.get_node_ids()
