@@ -67,8 +67,8 @@ class MultiKrum(GramRule):
 class GeometricMedian(GramRule):
     """The point with the smallest sum of distances.
 
-    A vector if one is the median, else Weiszfeld's iteration on weights until they
-    stand still.
+    A vector if one is the median, else Weiszfeld's and Newton's steps on weights until
+    they stand still.
     """
 
     def weigh(self, gram: FloatArray, f: int) -> Weighing:
@@ -120,24 +120,77 @@ def _geometric_medians(grams: FloatArray) -> FloatArray:
     squares -= 2.0 * totals * np.diagonal(along, axis1=1, axis2=2)
     squares += totals**2 * norms
     excess = np.sqrt(np.maximum(squares, 0.0)) - (~apart).sum(axis=2)
-    weights = np.full((g, n), 1.0 / n)
+    weights = np.empty((g, n))
     one = excess.min(axis=1) <= 0.0
     weights[one] = np.eye(n)[np.argmin(excess[one], axis=1)]
-    open_ = np.flatnonzero(~one)
+    weights[~one] = _between(grams[~one])
+    return weights
+
+
+def _between(grams: FloatArray) -> FloatArray:
+    """Return the weights, (g, n), of medians that are none of the vectors.
+
+    Weiszfeld's step w -> T(w), whose only fixed point is the median, always converges,
+    but slowly. Newton's step for log T(w) = log w is fast near the end and may lead
+    astray, so it counts only if the gap falls below nine tenths of the smallest so far.
+    """
+    g, n = grams.shape[:2]
+    found = np.empty((g, n))
+    open_, weights = np.arange(g), np.full((g, n), 1.0 / n)
+    plain, least, tried = weights, np.full(g, np.inf), np.zeros(g, dtype=bool)
     for _ in range(MEDIAN_STEPS):
         if not len(open_):
             break
-        before = weights[open_]
-        products = (grams[open_] @ before[:, :, None])[:, :, 0]
-        squares = norms[open_] - 2.0 * products
-        squares += (before * products).sum(axis=1, keepdims=True)
-        # A step from very near a vector that is not the median leads away from it.
-        typical = np.median(squares, axis=1, keepdims=True)
-        typical = np.maximum(typical, np.finfo(float).tiny)
-        moved = 1.0 / np.sqrt(np.maximum(squares, MEDIAN_TOLERANCE**2 * typical))
-        moved /= moved.sum(axis=1, keepdims=True)
-        weights[open_] = moved
+        moved, ahead, gaps = _steps(grams, weights)
+        found[open_] = moved
         # The weight of a vector far away is tiny, and counts as much as any other.
         still = np.minimum(MEDIAN_TOLERANCE, RELATIVE_TOLERANCE * moved)
-        open_ = open_[(np.abs(moved - before) > still).any(axis=1)]
-    return weights
+        on = (np.abs(moved - weights) > still).any(axis=1)
+        astray = tried & ~(gaps <= 0.9 * least)
+        plain = np.where(astray[:, None], plain, moved)
+        least = np.where(astray, least, np.minimum(least, gaps))
+        tried = ~astray & np.isfinite(ahead).all(axis=1)
+        weights = np.where(tried[:, None], ahead, plain)
+        open_, grams, weights, plain = open_[on], grams[on], weights[on], plain[on]
+        least, tried = least[on], tried[on]
+    return found
+
+
+def _steps(
+    grams: FloatArray, weights: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return Weiszfeld's step, (g, n), Newton's, and how far the weights are off, (g,).
+
+    With y the weighted mean and r_i = |x_i - y|^2, T(w)_i is 1 / sqrt(r_i) over the sum
+    of these, and d log r_i / d w_k = 2 (y - x_i) (x_k - y) / r_i.
+    """
+    products = (grams @ weights[:, :, None])[:, :, 0]
+    own = (weights * products).sum(axis=1, keepdims=True)
+    squares = np.diagonal(grams, axis1=1, axis2=2) - 2.0 * products + own
+    # A step from very near a vector that is not the median leads away from it.
+    typical = np.median(squares, axis=1, keepdims=True)
+    typical = np.maximum(typical, np.finfo(float).tiny)
+    squares = np.maximum(squares, MEDIAN_TOLERANCE**2 * typical)
+    moved = 1.0 / np.sqrt(squares)
+    moved /= moved.sum(axis=1, keepdims=True)
+    with np.errstate(all="ignore"):
+        gaps = np.log(moved) - np.log(weights)
+        slopes = products[:, :, None] + (products - own)[:, None, :] - grams
+        slopes *= weights[:, None, :] / squares[:, :, None]
+        slopes -= moved[:, None, :] @ slopes
+        slopes += np.eye(weights.shape[1])
+        ahead = weights * np.exp(_solved(slopes, gaps))
+        ahead /= ahead.sum(axis=1, keepdims=True)
+    return moved, ahead, np.abs(gaps).max(axis=1)
+
+
+def _solved(matrices: FloatArray, right: FloatArray) -> FloatArray:
+    """Return the solutions of g systems, (g, n), by elimination; NaN where it fails."""
+    n = right.shape[1]
+    rows = np.concatenate((matrices, right[:, :, None]), axis=2)
+    for k in range(n):
+        rows[:, k] /= rows[:, k, k, None]
+        factors = rows[:, :, k].copy()
+        factors[:, k] = 0.0
+        rows[:, :, k:] -= factors[:, :, None] * rows[:, None, k, k:]
+    return rows[:, :, n]

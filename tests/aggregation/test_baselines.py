@@ -11,6 +11,7 @@ from flwr_safedshb.aggregation import (
     Median,
     MultiKrum,
     TrimmedMean,
+    baselines,
 )
 from tests.oracles import FAMILIES, Floats, family, subsets
 
@@ -67,6 +68,26 @@ def test_geometric_median_on_a_vector() -> None:
     assert GeometricMedian()(x, 2).tolist() == [0.0, 0.0]
     corner = np.array([[0.0, 0.0], [1.0, 0.05], [-1.0, 0.05]])
     np.testing.assert_allclose(GeometricMedian()(corner, 1), [0.0, 0.0], atol=1e-12)
+
+
+def test_geometric_medians_beside_a_vector_take_few_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where Weiszfeld alone would crawl, and many side by side as each one alone."""
+    monkeypatch.setattr(baselines, "MEDIAN_STEPS", 40)
+    rng = np.random.default_rng(0)
+    honest = rng.normal(size=(4, 20))
+    shifts = np.linspace(0.2, 3.0, 40)[:, None] * rng.normal(size=20)
+    groups = [np.vstack((honest, np.tile(honest[0] + move, (3, 1)))) for move in shifts]
+    grams = np.array([x @ x.T for x in groups])
+    weights = GeometricMedian().weigh_many(grams, 3)
+    for x, gram, found in zip(groups, grams, weights, strict=True):
+        np.testing.assert_allclose(GeometricMedian().weigh(gram, 3).weights, found)
+        away = x - found @ x
+        lengths = np.linalg.norm(away, axis=1)
+        there = lengths < 1e-9
+        pull = (away[~there] / lengths[~there, None]).sum(axis=0)
+        assert np.linalg.norm(pull) <= there.sum() + 1e-8
 
 
 def diameter(x: Floats) -> float:
