@@ -178,9 +178,8 @@ ODD = '=HYPERLINK("http://x","\x1b[31m\u202e")\r\nrun'
 
 def written_before(path: Path, name: str) -> None:
     """Write a charge under a name that a ledger no longer takes."""
-    with Ledger(path) as ledger:
-        anything = {charge.plan: 100 for charge in ledger.charges()}
-        assert ledger._store.append(ONE, 1, name, anything) is None
+    with Ledger(path) as ledger, ledger._transaction() as connection:
+        ledger._append(connection, ONE, 1, name)
 
 
 @pytest.mark.parametrize(

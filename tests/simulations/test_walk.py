@@ -15,7 +15,7 @@ def test_a_round_is_traced_from_the_messages_to_the_step() -> None:
     assert sys.getprofile() is None
     names = {(by.file, called.file, called.name) for by, called in found.calls}
     assert ("client/client.py", "client/step.py", "take_step") in names
-    assert ("client/step.py", "privacy/ledger/ledger.py", "Ledger.charge") in names
+    assert ("client/step.py", "privacy/ledger/store.py", "Store.charge") in names
     assert ("server/round.py", "server/screening.py", "screen_all") in names
     assert all(by.file != called.file for by, called in found.calls)
     # The part of a round that is no matter of privacy; it is to stay readable.

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import sqlite3
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 
-APPLICATION_ID = 0x53444842  # "SDHB"
-VERSION = 1
-_WAIT_SECONDS = 120.0
+# What a ledger file says of itself; the first is "SDHB".
+MARKS = {"application_id": 0x53444842, "user_version": 1, "journal_mode": "delete"}
 _SCHEMA = """
 CREATE TABLE ledger (
     id INTEGER PRIMARY KEY CHECK (id = 1),
@@ -73,8 +70,8 @@ def create(path: Path, max_epsilon: float, delta: float, head: bytes) -> None:
         connection = _connect(Path(name))
         with connection:
             connection.executescript(
-                f"PRAGMA application_id = {APPLICATION_ID};"
-                f"PRAGMA user_version = {VERSION}; BEGIN; {_SCHEMA}"
+                f"PRAGMA application_id = {MARKS['application_id']};"
+                f"PRAGMA user_version = {MARKS['user_version']}; BEGIN; {_SCHEMA}"
             )
             connection.execute(
                 "INSERT INTO ledger VALUES (1, ?, ?, 0, ?)",
@@ -142,30 +139,3 @@ def explained(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> LedgerEr
         return LedgerCorrupted(refusal(path, str(error)))
     remedy = _REMEDIES.get(name, "release nothing")
     return LedgerError(f"the ledger {path} cannot be used ({error}): {remedy}")
-
-
-def begin(connection: sqlite3.Connection, path: Path) -> None:
-    """Wait until this process is the only one that may read and write the file."""
-    deadline = time.monotonic() + _WAIT_SECONDS
-    # SQLite's own waiting slows down to ten looks a second, and so hardly ever finds
-    # the gap between two charges of a busy process.
-    connection.execute("PRAGMA busy_timeout = 0")
-    while True:
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            break
-        except sqlite3.OperationalError as error:
-            busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
-            if not busy or time.monotonic() > deadline:
-                raise
-        time.sleep(random.uniform(0.0005, 0.0015))
-    # What is left to wait for is others who are just looking.
-    connection.execute(f"PRAGMA busy_timeout = {_WAIT_SECONDS * 1000:.0f}")
-    for pragma, mine in (
-        ("application_id", APPLICATION_ID),
-        ("user_version", VERSION),
-        ("journal_mode", "delete"),
-    ):
-        (found,) = connection.execute(f"PRAGMA {pragma}").fetchone()
-        if found != mine:
-            raise LedgerCorrupted(refusal(path, f"its {pragma} is {found}, not {mine}"))

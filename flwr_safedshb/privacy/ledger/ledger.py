@@ -2,10 +2,8 @@
 
 Formal guarantees
 -----------------
-- When `Ledger.charge` returns, the charge is on disk: a crash, a kill or a power cut at
-  any moment may waste budget, and never hides a release.
-- The charges of all processes, runs and plans together never exceed the budget: one
-  process at a time decides, and it sees every charge before its own.
+- A charge is on disk before it counts as made, and all charges together never exceed
+  the budget (`store` says how).
 - The limits are those the ledger was created with; a process may ask for stricter ones
   and is refused weaker ones.
 """
@@ -14,10 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-import itertools
 from dataclasses import dataclass
-from functools import partial
-from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -27,9 +22,14 @@ import numpy.typing as npt
 
 from flwr_safedshb.privacy.accounting.limits import EPSILON, MAX_STEPS, checked_delta
 from flwr_safedshb.privacy.ledger.database import LedgerCorrupted, LedgerError, create
-from flwr_safedshb.privacy.ledger.store import Charge, Store, Totals, genesis
+from flwr_safedshb.privacy.ledger.store import (
+    BudgetExhausted,
+    Store,
+    Totals,
+    genesis,
+    plan_of,
+)
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from flwr_safedshb.words import PLAIN
 
 __all__ = [
     "BudgetExhausted",
@@ -40,16 +40,20 @@ __all__ = [
     "SavedState",
 ]
 
-# Attempts after which accounting is done while other processes wait.
-_PATIENCE = 2
 # Steps that are looked ahead, so that not every charge needs the accountant.
 _AHEAD = 64
 
 Arrays = list[npt.NDArray[np.generic]]
 
 
-class BudgetExhausted(RuntimeError):  # noqa: N818  # the name users wait for
-    """The charge would exceed the budget; nothing was charged."""
+@dataclass(frozen=True)
+class Charge:
+    """One entry: ``steps`` releases under ``plan`` in ``run``, at ``time`` (UTC)."""
+
+    time: str
+    run: str
+    plan: PrivacyPlan
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class SavedState:
     arrays: Arrays
 
 
-class Ledger:
+class Ledger(Store):
     """Open the ledger at ``path``, or create it.
 
     Parameters
@@ -100,68 +104,36 @@ class Ledger:
                     "one, or the path of the ledger that holds the past charges"
                 )
             create(path, max_epsilon, delta, genesis(max_epsilon, delta))
-        self._store = Store(path)
-        self.path = self._store.path
-        self.delta = self._store.delta
+        super().__init__(path)
         self.max_epsilon = self._agreed(max_epsilon, delta)
-        # Charges that fit together, and so do fewer; a longer history is asked anew.
-        self._fitting: Totals = {}
-
-    def charge(self, plan: PrivacyPlan, steps: int = 1, run: str | int = "") -> None:
-        """Charge ``steps`` releases under ``plan``; on disk when this returns.
-
-        Raises
-        ------
-        ValueError
-            If `run` is not a plain name: it is kept for the ledger's life.
-        BudgetExhausted
-            If all charges together would exceed ``max_epsilon``; none is made.
-        LedgerError
-            If the charge could not be written: release nothing.
-        """
-        if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1:
-            raise ValueError(f"steps={steps!r} must be an integer of at least 1")
-        name = str(run)
-        if name and not PLAIN.fullmatch(name):
-            raise ValueError(
-                f"run={name[:80]!r} must be up to 64 letters, digits, '.', '_' and "
-                "'-', and begin with a letter or digit"
-            )
-        steps = int(steps)
-        for attempt in itertools.count():
-            # Seconds of accounting, so not while others wait for the file; if they
-            # change the history meanwhile, the next attempt notices.
-            learn = partial(self._learn, plan, steps) if attempt >= _PATIENCE else None
-            totals = self._store.append(plan, steps, name, self._fitting, learn)
-            if totals is None:
-                return
-            if self._learn(plan, steps, totals)[plan] < totals.get(plan, 0) + steps:
-                raise BudgetExhausted(
-                    f"{steps} more steps would exceed max_epsilon={self.max_epsilon:g} "
-                    f"at delta={self.delta:g}; nothing was charged, and this node can "
-                    "take no further part under this plan"
-                )
 
     def epsilon(self) -> float:
         """Epsilon of everything charged so far, over all runs and plans."""
         # The accountants are slow to import, and a client must start without them.
         from flwr_safedshb.privacy.accounting import accountant
 
-        with self._store.transaction() as transaction:
-            totals = dict(self._store.totals(transaction))
+        with self._transaction() as transaction:
+            totals = dict(self._totals(transaction))
         return accountant.epsilon(list(totals.items()), self.delta)
 
     def charges(self) -> list[Charge]:
         """Return every charge, oldest first."""
-        with self._store.transaction() as transaction:
-            return self._store.charges(transaction)
+        with self._transaction() as transaction:
+            self._totals(transaction)
+            rows = transaction.execute(
+                "SELECT time, run, p.plan, steps FROM charges c "
+                "JOIN plans p ON p.id = c.plan ORDER BY c.id"
+            ).fetchall()
+        return [
+            Charge(time, run, plan_of(text), steps) for time, run, text, steps in rows
+        ]
 
     def load_state(self, run_id: str | int) -> SavedState | None:
         """Return what an older version kept of the run here, if it did.
 
         It had no file for a momentum and put it into the ledger.
         """
-        with self._store.transaction() as transaction:
+        with self._transaction() as transaction:
             row = transaction.execute(
                 "SELECT step, arrays, hash FROM state WHERE run = ?", (str(run_id),)
             ).fetchone()
@@ -170,7 +142,7 @@ class Ledger:
         step, content, digest = row
         if digest != _digest(str(run_id), step, content):
             raise LedgerCorrupted(
-                f"the state of run {run_id} in the ledger {self._store.path} was "
+                f"the state of run {run_id} in the ledger {self.path} was "
                 "changed since it was saved; start a new run"
             )
         arrays: Arrays = []
@@ -181,12 +153,8 @@ class Ledger:
 
     def forget_state(self, run_id: str | int) -> None:
         """Drop what `load_state` returns."""
-        with self._store.transaction() as transaction:
+        with self._transaction() as transaction:
             transaction.execute("DELETE FROM state WHERE run = ?", (str(run_id),))
-
-    def close(self) -> None:
-        """Release the file."""
-        self._store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -201,7 +169,7 @@ class Ledger:
 
     def _agreed(self, max_epsilon: float | None, delta: float | None) -> float:
         """Limits of this object; the file's own are the weakest possible."""
-        created = self._store.max_epsilon
+        created = self.max_epsilon
         if delta is not None and delta != self.delta:
             raise LedgerError(
                 f"delta={delta:g} is not the one this ledger was created with, "
@@ -218,13 +186,12 @@ class Ledger:
             return EPSILON.checked("max_epsilon", budget)
         except ValueError as error:
             raise LedgerError(
-                f"the ledger {self._store.path} was created with limits that protect "
+                f"the ledger {self.path} was created with limits that protect "
                 f"nothing: {error}; open it with a stricter max_epsilon, or, if it is "
                 "its delta, make a new one for data that no run has seen"
             ) from error
 
     def _learn(self, plan: PrivacyPlan, steps: int, totals: Totals) -> Totals:
-        """Return these charges with as many of ``plan`` as are found to fit."""
         from flwr_safedshb.privacy.accounting import accountant
 
         def bound(count: int) -> float:

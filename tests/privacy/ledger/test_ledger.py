@@ -222,7 +222,7 @@ def test_missing_directory_is_named(tmp_path: Path) -> None:
 def test_file_is_private_and_fully_synchronous(path: Path) -> None:
     ledger = Ledger(path, 1.0, DELTA)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    with ledger._store.transaction() as connection:
+    with ledger._transaction() as connection:
         assert connection.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
         connection.execute("INSERT INTO plans (plan) VALUES ('')")
