@@ -15,6 +15,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
 )
+from flwr.supercore.retry import http_retry
 from flwr.supernode.fleet_http_connection import http_request_response
 from google.protobuf.message import Message as Proto
 
@@ -101,8 +102,12 @@ def test_it_takes_a_message_and_its_reply_arrives_whole(tmp_path: Path) -> None:
     assert pushed.clientapp_runtime_list[0] <= 0.25
 
 
-def test_no_reply_is_lost_with_a_connection(tmp_path: Path) -> None:
+def test_no_reply_is_lost_with_a_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a node has paid for arrives, whenever the gate hangs up on it."""
+    # Flower waits a second and longer before it tries again.
+    monkeypatch.setattr(http_retry, "MAX_RETRY_DELAY", 0.05)
     key = ec.generate_private_key(ec.SECP384R1())
     superlink = asking(key)
     hung_up: set[tuple[str, str]] = set()

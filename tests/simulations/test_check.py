@@ -228,6 +228,18 @@ def test_a_multirun_and_a_study_are_checked_before_they_start(
 SWEEPS = {"reproduce": reproduce.main, "beyond": beyond.main, "demo": demo.main}
 
 
+def swept(main: Callable[[list[str]], int], given: str) -> int:
+    """Return with which code a sweep ends that was given few runs, and this."""
+    few = ["--seeds", "1"] if "--seeds" not in given else []
+    few += ["--regimes", "low"] if main is reproduce.main else []
+    few += ["--parts", "rules"] if main is beyond.main else []
+    small = ["data=synthetic"] if "--set" in given and main is not demo.main else []
+    try:
+        return main([*few, *shlex.split(given), *small])
+    except SystemExit as left:  # of the parser
+        return int(left.code or 0)
+
+
 @pytest.mark.parametrize("main", SWEEPS.values(), ids=SWEEPS)
 @pytest.mark.parametrize(
     ("given", "words"),
@@ -245,7 +257,6 @@ SWEEPS = {"reproduce": reproduce.main, "beyond": beyond.main, "demo": demo.main}
         ("--seeds -1", "--seeds"),
         ("--seeds abc", "--seeds: invalid whole number value: 'abc'"),
         ("--stepz 3", "unrecognized arguments: --stepz 3"),
-        ("--output /proc/nope/x --set evaluate_every=9", "/proc/nope"),
     ],
 )
 def test_sweeps_are_checked_before_they_start(
@@ -257,19 +268,28 @@ def test_sweeps_are_checked_before_they_start(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    more = ["--output", "out"] if "--output" not in given else []
-    # Every run is checked, so let there be few.
-    more += ["--seeds", "1"] if "--seeds" not in given else []
-    more += ["--regimes", "low"] if main is reproduce.main else []
-    parts = ["--parts", "rules"] if main is beyond.main else []
-    small = ["data=synthetic"] if "--set" in given and main is not demo.main else []
-    try:
-        code = main([*more, *parts, *shlex.split(given), *small])
-    except SystemExit as left:  # of the parser
-        code = int(left.code or 0)
-    assert code == 2
+    assert swept(main, f"--output out {given}") == 2
     assert words in said(capsys.readouterr().err)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("main", SWEEPS.values(), ids=SWEEPS)
+def test_a_folder_that_cannot_be_is_one_line(
+    main: Callable[[list[str]], int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    checked: list[str] = []
+
+    def checks_two(overrides: str) -> None:
+        checked.append(overrides)
+        if len(checked) <= 2:
+            check(overrides)
+
+    monkeypatch.setattr("simulations.check.check", checks_two)
+    assert swept(main, "--output /proc/nope/x --set evaluate_every=9") == 2
+    assert "/proc/nope" in said(capsys.readouterr().err)
+    assert len(checked) >= 2
 
 
 @pytest.mark.parametrize("main", [reproduce.main, beyond.main])

@@ -412,14 +412,24 @@ def test_errors_of_sqlite_come_with_a_remedy(
 # Damage
 
 
-@pytest.fixture
-def spent(path: Path) -> Ledger:
-    """A ledger with a history."""
-    ledger = Ledger(path, 5.0, DELTA)
-    for step in range(40):
-        ledger.charge(PLAN if step % 3 else OTHER, run=step // 10)
-    ledger.close()
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The file of a ledger with a history."""
+    path = tmp_path_factory.mktemp("history") / "ledger.sqlite"
+    with Ledger(path, 5.0, DELTA) as ledger:
+        for step in range(40):
+            ledger.charge(PLAN if step % 3 else OTHER, run=step // 10)
     keep_as_before(path, "3", 39, [np.arange(200.0)])
+    return path.read_bytes()
+
+
+@pytest.fixture
+def spent(path: Path, history: bytes) -> Ledger:
+    """A ledger with a history."""
+    path.write_bytes(history)
+    path.chmod(0o600)
+    ledger = Ledger(path)
+    ledger.close()
     return ledger
 
 
