@@ -151,6 +151,7 @@ def resolved(overrides: str) -> Mapping[str, object]:
     return values
 
 
+@lru_cache(maxsize=8)
 def check_types(overrides: str) -> DictConfig:
     """Refuse names and types that are no setting's; return the configuration."""
     with explained():

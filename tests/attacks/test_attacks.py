@@ -204,7 +204,7 @@ def transcribed(attack: SearchedAttack, honest: Floats, f: int, rule: Rule) -> F
 
 @every_rule
 @searched
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 100_000))
 def test_search_finds_the_worst_of_the_grid(
     rule: Rule, attack: SearchedAttack, seed: int

@@ -200,8 +200,10 @@ def test_a_command_that_is_not_understood(more: str) -> None:
 
 
 def test_it_says_whether_a_training_withstands(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Not what it would be otherwise: that takes longest, and is tested above.
+    monkeypatch.setattr("flwr_safedshb.cli.plan.alternatives", lambda now: [])
     assert told(capsys, PAPER + " -s 1")["withstands"] is None
     steep = " --gradient 0.1 --smoothness 0.2"
     low, high = (told(capsys, PAPER + f" -s {s}" + steep) for s in (0.1, 3))
@@ -217,8 +219,9 @@ def test_it_says_whether_a_training_withstands(
 
 
 def test_answers_cost_and_are_as_precise_as_is_said(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("flwr_safedshb.cli.plan.alternatives", lambda now: [])
     common = ["plan", "-n", "7", "-f", "2", "-m", "500", "-d", "5", "-b", "25"]
     common += ["-T", "100", "--delta", "1e-4", "-s", "1", "--evaluations", "5"]
     assert main([*common, "--json"]) == 0

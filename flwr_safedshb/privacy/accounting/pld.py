@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from scipy.optimize import brentq
@@ -214,6 +215,7 @@ def _solve(
     """Find the least epsilon with delta(epsilon) <= delta, from one that has it."""
     losses = total.points * total.spacing
 
+    @cache  # both ends are asked for again by the search
     def excess(epsilon: float) -> float:
         """Return log delta(epsilon) less the aim; it does not increase."""
         beyond = losses[np.searchsorted(losses, epsilon, side="right") :] - epsilon
