@@ -6,6 +6,8 @@ import pickle
 import re
 import sys
 import tomllib
+from collections.abc import Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -217,6 +219,12 @@ def test_every_import_of_an_example_is_declared(example: str) -> None:
     assert strangers(folder, project["dependencies"]) <= own
 
 
+@cache
+def owners() -> Mapping[str, list[str]]:
+    """Return which distributions an import may come from; to look takes long."""
+    return metadata.packages_distributions()
+
+
 def strangers(folder: Path, texts: list[str]) -> set[str]:
     """Return what is imported in a folder and is in none of these requirements."""
     declared = {plain(Requirement(text).name) for text in texts}
@@ -227,7 +235,7 @@ def strangers(folder: Path, texts: list[str]) -> set[str]:
                 imported |= {alias.name.split(".")[0] for alias in item.names}
             elif isinstance(item, ast.ImportFrom) and item.level == 0:
                 imported.add(str(item.module).split(".")[0])
-    found = metadata.packages_distributions()
+    found = owners()
     return {
         name
         for name in imported - set(sys.stdlib_module_names) - set(ROOMS)

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 
 from simulations.loopback import ROOT
 
@@ -9,6 +10,7 @@ PAGE = (ROOT / "docs" / "threat-model.md").read_text()
 NAMED = re.findall(r"`(test_\w+)\.py::(test_\w+)`", PAGE)
 
 
+@cache
 def named_in(module: str) -> set[str]:
     (path,) = (ROOT / "tests").rglob(f"{module}.py")
     tree = ast.parse(path.read_text())

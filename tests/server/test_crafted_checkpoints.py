@@ -201,16 +201,16 @@ def compress(path: Path) -> None:
 
 
 def bomb(path: Path) -> None:
-    """A gigabyte of zeros in a megabyte."""
-    body = headed("(1073741824,)", "'|b1'")
+    """64 megabytes of zeros in 64 kilobytes; a megabyte is all that is allowed."""
+    body = headed("(67108864,)", "'|b1'")
     with (
         zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
         archive.open(FIRST, "w") as file,
     ):
         file.write(body)
-        for _ in range(1024):
+        for _ in range(64):
             file.write(bytes(2**20))
-    assert path.stat().st_size < 2**21
+    assert path.stat().st_size < 2**17
 
 
 def add_a_part(path: Path) -> None:

@@ -239,6 +239,7 @@ def check(**changes: float) -> ConvergenceCheck:
     return ConvergenceCheck(**{**settings, **changes})  # type: ignore[arg-type]
 
 
+@pytest.mark.federation
 def test_without_noise_nothing_is_left_to_hide_in() -> None:
     # A full batch, no noise, clients alike: adversaries cannot move SMEA at all.
     for case in ("no adversaries", "ALIE", "min-max"):
