@@ -178,9 +178,10 @@ ODD = '=HYPERLINK("http://x","\x1b[31m\u202e")\r\nrun'
 
 def written_before(path: Path, *names: str) -> None:
     """Write charges under names that a ledger no longer takes."""
-    with Ledger(path) as ledger, ledger._transaction() as connection:
+    with Ledger(path) as ledger:
         for name in names:
-            ledger._append(connection, ONE, 1, name)
+            with ledger._transaction() as connection:
+                ledger._append(connection, ONE, 1, name)
 
 
 def test_odd_names_of_old_ledgers_are_shown_as_text(
