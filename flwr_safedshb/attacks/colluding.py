@@ -16,7 +16,7 @@ inner product with that.
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from flwr_safedshb.aggregation.rule import FloatArray
 from flwr_safedshb.attacks.base import Aggregate, Attack
 from flwr_safedshb.attacks.candidates import (
-    Candidates,
     check_finite,
     check_grid,
     harms,
@@ -48,6 +47,8 @@ SCALES = (0.0, *(float(scale) for scale in np.geomspace(0.1, 10.0, 9)))
 # A rule gives way in proportion to the scale until it rejects the colluders, so the
 # last step before that decides: the best few rays are searched again, this much finer.
 _REFINED, _FINER = 8, 6
+# Between two searches colluders try so much shorter and longer on the ray they hold.
+_NEAR = np.geomspace(0.5, 2.0, 7)
 
 Aim = Literal["descent", "loss", "distance"]
 
@@ -63,18 +64,29 @@ class ColludingAttack(Attack):
     places : int
         How many honest clients the colluders consider, those first that are farthest
         where they want to go.
+    every : int
+        All rays are searched in the first of so many steps; in the others only the ray
+        that was best then, about the scale of the step before. Where a rule takes long,
+        as SMEA does with dozens of clients, that makes a search of a whole run
+        possible. An attack with `every` above 1 belongs to one run.
     gradient : (d,) array, optional
         On the adversaries' own examples, at the model of the step.
     """
 
     scales: Sequence[float] = SCALES
     places: int = 8
+    every: int = 1
     gradient: FloatArray | None = field(default=None, repr=False, compare=False)
+    # Ray and scale of each step.
+    _held: list[tuple[int, float]] = field(
+        default_factory=list, repr=False, compare=False, kw_only=True
+    )
 
     def __post_init__(self) -> None:
         check_grid("scales", self.scales, least=2)
-        if self.places < 1:
-            raise ValueError(f"places={self.places} must be at least 1")
+        for name in ("places", "every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
 
     def informed(self, gradient: FloatArray) -> Self:
         """Return the attack of colluders who know a gradient."""
@@ -98,18 +110,36 @@ class ColludingAttack(Attack):
         """Return the worst vectors found, (f, d)."""
         check_finite(honest)
         rays, along = self.rays(honest, f), self.along(honest)
-        count = len(rays.starts)
+
+        def judge(some: NDArray[np.intp], scales: FloatArray) -> FloatArray:
+            sent = rays.at(some, scales)
+            return harms(honest, sent, f, aggregate, along).reshape(scales.shape)
+
+        if len(self._held) % self.every:
+            ray, scale = self._held[-1]
+            some, scales = np.array([ray]), scale * _NEAR[None]
+            tried = [(some, scales, judge(some, scales))]
+        else:
+            tried = self._search(len(rays.starts), judge)
+        harm = np.concatenate([it.reshape(-1) for _, _, it in tried])
+        ways = [np.repeat(some, scales.shape[1]) for some, scales, _ in tried]
+        found = worst(honest, harm)
+        chosen = np.concatenate(ways)[found]
+        scale = np.concatenate([it.reshape(-1) for _, it, _ in tried])[found]
+        self._held.append((int(chosen), float(scale)))
+        sent = rays.at(np.array([chosen]), np.array([[scale]]))
+        return sent.vectors(honest.mean(axis=0), 0)
+
+    def _search(
+        self, count: int, judge: Callable[[NDArray[np.intp], FloatArray], FloatArray]
+    ) -> list[tuple[NDArray[np.intp], FloatArray, FloatArray]]:
+        """Try all rays, then the best once more; return rays, their scales, harms."""
+        every = np.arange(count)
         grid = np.broadcast_to(self.scales, (count, len(self.scales)))
-        first = rays.at(slice(None), grid)
-        harm = harms(honest, first, f, aggregate, along)
-        by_ray = harm.reshape(count, -1)
-        best = np.argsort(-by_ray.max(axis=1), kind="stable")[:_REFINED]
-        finer = self._between(by_ray[best].argmax(axis=1))
-        second = rays.at(best, finer)
-        more = harms(honest, second, f, aggregate, along)
-        both = Candidates(rays.basis, np.vstack((first.shares, second.shares)))
-        found = worst(honest, np.concatenate((harm, more)))
-        return both.vectors(honest.mean(axis=0), found)
+        harm = judge(every, grid)
+        best = np.argsort(-harm.max(axis=1), kind="stable")[:_REFINED]
+        finer = self._between(harm[best].argmax(axis=1))
+        return [(every, grid, harm), (best, finer, judge(best, finer))]
 
     def _between(self, best: NDArray[np.intp]) -> FloatArray:
         """Return scales about those of the grid that were best, (p, 2 _FINER)."""
@@ -146,7 +176,7 @@ class MimicShift(ColludingAttack):
     ----------
     scales : increasing sequence of float
         Of the shift, in units of the honest root mean squared distance.
-    places, gradient
+    places, every, gradient
         See `ColludingAttack`.
     directions : sequence of "mean", "gradient", "deviation", "spectrum"
         The negated mean of the honest vectors, the negated gradient of the adversaries'
@@ -210,7 +240,7 @@ class Drift(ColludingAttack):
 
     Parameters
     ----------
-    scales, places
+    scales, places, every
         As for `MimicShift`.
     seed : int
         Of the direction, the same in all steps.
@@ -243,7 +273,7 @@ class Strongest(ColludingAttack):
 
     Parameters
     ----------
-    scales, places, gradient
+    scales, places, every, gradient
         As for `MimicShift`.
     """
 

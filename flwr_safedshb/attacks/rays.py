@@ -30,7 +30,7 @@ class Rays:
     starts: FloatArray
     moves: FloatArray
 
-    def at(self, rays: NDArray[np.intp] | slice, scales: FloatArray) -> Candidates:
+    def at(self, rays: NDArray[np.intp], scales: FloatArray) -> Candidates:
         """Return rays at scales, each of the first at each of its own, (p, s)."""
         starts, moves = self.starts[rays, None], self.moves[rays, None]
         shares = starts + scales[:, :, None, None] * moves

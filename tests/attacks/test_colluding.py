@@ -246,3 +246,33 @@ def test_few_places_are_those_that_agree_least_with_the_mean() -> None:
     chosen = np.flatnonzero(rays.starts[:, 0].any(axis=0))
     agreement = honest @ honest.mean(axis=0)
     assert set(chosen) == set(np.argsort(agreement)[:2])
+
+
+@pytest.mark.parametrize("kind", [MimicShift, Strongest])
+def test_between_two_searches_the_ray_is_held_and_its_scale_searched(
+    kind: type[MimicShift | Strongest],
+) -> None:
+    rule, f, asked = SMEA(), 3, list[int]()
+
+    class Counted(SMEA):
+        def weigh_many(self, grams: Floats, f: int) -> Floats:
+            asked.append(len(grams))
+            return super().weigh_many(grams, f)
+
+    def calls(attack: ColludingAttack, honest: Floats) -> int:
+        asked.clear()
+        attack(honest, f, np.random.default_rng(0), Counted())
+        return sum(asked)
+
+    first = vectors(0)
+    whole = calls(kind(), first)
+    attack = kind(every=3)
+    # What is known of the step, such as a gradient, makes a new attack of it.
+    steps = [first + 0.01 * vectors(seed) for seed in range(1, 5)]
+    made = [calls(attack.informed(-x.mean(axis=0)), x) for x in (first, *steps)]
+    assert made[1] == made[2] == made[4] == 7
+    assert min(made[0], made[3]) >= whole
+    sent = kind(every=9)
+    rng = np.random.default_rng(0)
+    begun, held = sent(first, f, rng, rule), sent(first, f, rng, rule)
+    assert uphill(first, held, rule) >= uphill(first, begun, rule) > 0.0

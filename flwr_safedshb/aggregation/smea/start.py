@@ -20,6 +20,8 @@ PRODUCTS = 8
 # Exchanges are ranked in the span of so many top eigenvectors, and so many are tried.
 RITZ_VECTORS = 4
 TRIED = 8
+# Up to so many vectors a whole decomposition is faster than the products one by one.
+DENSE = 48
 # Of so many vectors on each side, exchanges are ranked.
 SIDE = 64
 
@@ -76,7 +78,7 @@ def _top_direction(
 ) -> FloatArray:
     """Return where vectors lie along the top direction of those kept, about.
 
-    A few steps of Lanczos' iteration from where they lay before.
+    Of many, by a few steps of Lanczos' iteration from where they lay before.
 
     Parameters
     ----------
@@ -85,6 +87,11 @@ def _top_direction(
     kept : (c,) boolean array
     begin : (c,) array
     """
+    if len(begin) <= DENSE:
+        scatter = scatter_gram(block[np.ix_(kept, kept)])
+        exact = np.zeros(len(begin))
+        exact[kept] = np.linalg.eigh(scatter)[1][:, -1]
+        return exact
 
     def centred(values: FloatArray) -> FloatArray:
         return np.where(kept, values - values[kept].mean(), 0.0)

@@ -21,7 +21,7 @@ from simulations.command import complaining
 from simulations.results.publish import publish
 from simulations.results.schema import RunRecord
 from simulations.results.sweep import conduct, sweep_parser
-from simulations.studies.withstand.cases import Case, cases, settings
+from simulations.studies.withstand.cases import FEDERATIONS, Case, cases, settings
 from simulations.studies.withstand.outcome import Outcome, markdown, outcomes
 
 SEEDS = (1,)
@@ -30,9 +30,15 @@ SEEDS = (1,)
 @complaining
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what is missing, then print predictions and outcomes."""
-    args = sweep_parser(__doc__, "outputs/withstand", SEEDS).parse_args(argv)
+    parser = sweep_parser(__doc__, "outputs/withstand", SEEDS)
+    sizes = sorted({n for n, _ in FEDERATIONS})
+    parser.add_argument(
+        "--nodes", nargs="+", type=int, choices=sizes, default=sizes, help="all"
+    )
+    args = parser.parse_args(argv)
+    chosen = [setting for setting in settings() if setting.n in args.nodes]
     finish = partial(conclude, args.output, args.page, args.set)
-    return conduct(args, cases(settings(), args.seeds), finish, "withstand")
+    return conduct(args, cases(chosen, args.seeds), finish, "withstand")
 
 
 def conclude(
