@@ -37,6 +37,9 @@ from simulations.models import build, loss_gradient
 from simulations.plans import plans_of
 from simulations.schedules import scheduled
 
+# On at most about so many examples adversaries compute a gradient in every step.
+_KNOWN_EXAMPLES = 10_000
+
 
 def identity(overrides: str) -> dict[str, object]:
     """Return all that decides the result of an experiment, its data included."""
@@ -167,12 +170,15 @@ def attacked(cfg: DictConfig) -> bool:
 def gradient_of(overrides: str) -> Callable[[Arrays], NDArray[np.float64]]:
     """Return the gradient, at any model, of the loss on the adversaries' own examples.
 
-    They hold copies of what honest nodes hold, as those who flip labels do.
+    They hold copies of what honest nodes hold, as those who flip labels do. Where that
+    is a lot, they use every second, third or fourth: more would tell them little more.
     """
     cfg, data = composed(overrides), federation(overrides)
     model = copy.deepcopy(untrained(overrides))
     weights = [*trained(model).values()]
     held = [data.shards[i % len(data.shards)] for i in range(cfg.num_malicious_nodes)]
+    stride = -(-sum(len(labels) for _, labels in held) // _KNOWN_EXAMPLES)
+    held = [(inputs[::stride], labels[::stride]) for inputs, labels in held]
 
     def gradient(sent: Arrays) -> NDArray[np.float64]:
         load(weights, sent)
