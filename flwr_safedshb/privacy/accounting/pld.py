@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 from scipy.optimize import brentq
@@ -71,6 +71,12 @@ def composed_epsilon(steps: Steps, delta: float) -> float:
 
     Of more than 16 different plans it is the quick bound.
     """
+    return _composed_epsilon(tuple(steps), delta)
+
+
+# A plan, its statement and a ledger that pays for it ask for the same again.
+@lru_cache(maxsize=1024)
+def _composed_epsilon(steps: tuple[tuple[Profile, int], ...], delta: float) -> float:
     total = _Steps(steps, delta)
     quick = total.quick_epsilon()
     if not quick < math.inf or len(steps) > _MAX_KINDS:

@@ -43,6 +43,14 @@ def test_many_steps_at_the_least_delta() -> None:
     assert 7.66548 < found < 7.6665
 
 
+@pytest.fixture
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute what is asked for again anew, and remember nothing of this test."""
+    plain = pld._composed_epsilon.__wrapped__
+    monkeypatch.setattr(pld, "_composed_epsilon", plain)
+
+
+@pytest.mark.usefixtures("forgetful")
 def test_a_larger_error_gives_a_larger_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = PrivacyPlan(1.0, 2.0, 25, 2763)
     steps = [(profile, 400) for profile in plan.sampler.profiles(plan)]
@@ -56,6 +64,7 @@ def test_a_larger_error_gives_a_larger_epsilon(monkeypatch: pytest.MonkeyPatch) 
     assert found[-1] == pld.quick_epsilon(steps, 1e-9)
 
 
+@pytest.mark.usefixtures("forgetful")
 @pytest.mark.parametrize("moments", [math.nan, math.inf])
 def test_what_is_not_finite_is_infinite(
     moments: float, monkeypatch: pytest.MonkeyPatch
@@ -136,6 +145,7 @@ def test_plans_of_very_different_losses_are_composed_tightly() -> None:
     assert together < 1.05 * alone
 
 
+@pytest.mark.usefixtures("forgetful")
 def test_losses_of_any_two_sizes_are_composed_in_little_memory() -> None:
     # Grids that are 2^35 times as fine as each other.
     quiet = PrivacyPlan(1.0, 1e6, 8, 8, "poisson")
