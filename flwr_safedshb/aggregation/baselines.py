@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from flwr_safedshb.aggregation.gram import (
     GramRule,
     check_gram,
+    check_grams,
     nearest_sums,
     scatter_lambda,
     squared_distances,
@@ -80,7 +81,7 @@ class GeometricMedian(GramRule):
 
     def weigh_many(self, grams: FloatArray, f: int) -> FloatArray:
         """Return the weights for each Gram matrix; they are found side by side."""
-        return _geometric_medians(np.array([check_gram(gram, f) for gram in grams]))
+        return _geometric_medians(check_grams(grams, f))
 
     def kappa(self, n: int, f: int) -> float:
         """Return 4 (1 + f/(n-2f))^2."""

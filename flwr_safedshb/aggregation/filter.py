@@ -14,7 +14,12 @@ from typing import ClassVar
 import numpy as np
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
-from flwr_safedshb.aggregation.gram import GramRule, check_gram, single_threaded
+from flwr_safedshb.aggregation.gram import (
+    GramRule,
+    check_gram,
+    check_grams,
+    single_threaded,
+)
 from flwr_safedshb.aggregation.rule import FloatArray, Notion, Weighing
 from flwr_safedshb.theory import (
     filter_certificate,
@@ -106,7 +111,7 @@ class Filter(GramRule):
     @single_threaded
     def weigh_many(self, grams: FloatArray, f: int) -> FloatArray:
         """Return the weights for each Gram matrix; they are found side by side."""
-        c, _, _ = self._shrink(np.array([check_gram(gram, f) for gram in grams]), f)
+        c, _, _ = self._shrink(check_grams(grams, f), f)
         weights: FloatArray = c / c.sum(axis=1, keepdims=True)
         return weights
 

@@ -225,6 +225,15 @@ def check_gram(gram: FloatArray, f: int) -> FloatArray:
     return finite_gram(gram)
 
 
+def check_grams(grams: FloatArray, f: int) -> FloatArray:
+    """Return Gram matrices, (g, n, n), or raise what `check_gram` says of one."""
+    if not np.isfinite(grams).all():
+        return np.array([check_gram(gram, f) for gram in grams])
+    for gram in grams[:1]:
+        check_gram(gram, f)
+    return grams
+
+
 def scatter_gram(distances: FloatArray) -> FloatArray:
     """Return the Gram matrix about the mean, (..., m, m), from squared distances.
 

@@ -5,6 +5,7 @@ import pytest
 
 from flwr_safedshb.exchange.model import trained
 from simulations import experiment
+from simulations.config import composed
 from simulations.experiment import federation, gradient_of, untrained
 from simulations.models import loss_gradient
 
@@ -18,7 +19,7 @@ def test_adversaries_with_many_examples_use_some_of_them(
     model = untrained(SETTINGS)
     sent = [weight.detach().numpy() for weight in trained(model).values()]
     whole = gradient_of(SETTINGS)(sent)
-    everything = loss_gradient(model, held, experiment.composed(SETTINGS).weight_decay)
+    everything = loss_gradient(model, held, composed(SETTINGS).weight_decay)
     np.testing.assert_allclose(whole, everything, rtol=1e-5, atol=1e-7)
     count = sum(len(labels) for _, labels in held)
     monkeypatch.setattr(experiment, "_KNOWN_EXAMPLES", count // 2)

@@ -19,6 +19,7 @@ from flwr_safedshb.aggregation.gram import (
     GramRule,
     Subset,
     check_gram,
+    check_grams,
     outermost_first,
     scatter_gram,
     scatter_lambda,
@@ -96,10 +97,7 @@ class SMEA(GramRule):
         g, n = len(grams), grams.shape[-1]
         if f == 0 or g == 0 or math.comb(n, f) > ENUMERATED:
             return super().weigh_many(grams, f)
-        check_gram(grams[0], f)
-        if not np.isfinite(grams).all():
-            grams = np.array([check_gram(gram, f) for gram in grams])
-        return self._enumerate_many(grams, f)
+        return self._enumerate_many(check_grams(grams, f), f)
 
     @single_threaded
     def _enumerate_many(self, grams: FloatArray, f: int) -> FloatArray:
