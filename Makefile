@@ -11,8 +11,8 @@ SEARCH := flwr_safedshb/aggregation/smea
 # Sources are compiled once, and not again by each of the tests' processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup compiled peers browser lint format check test compat loops docs \
-	demo duel audit reproduce beyond withstand yardstick chaos bench clean
+.PHONY: help setup compiled peers browser lint style types format check quick test \
+	compat loops docs demo duel audit reproduce beyond withstand yardstick chaos bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -31,18 +31,25 @@ compiled: $(SEARCH)/__pycache__/compiled
 $(SEARCH)/__pycache__/compiled: .venv/ready $(wildcard $(SEARCH)/*.py)
 	$(BIN)/python -c 'import numpy; from flwr_safedshb.aggregation import SMEA; \
 		x = numpy.random.default_rng(0).normal(size=(22, 9)); SMEA().weigh(x @ x.T, 7)'
-	touch $@
+	mkdir -p $(@D) && touch $@
 
-lint: setup ## ruff and mypy, strict
+lint: style types ## ruff and mypy, strict
+
+style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: setup
 	$(BIN)/mypy
 
 format: setup ## Rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-check: lint compiled ## While you write: lint, and all tests without processes and federations
+check: style compiled ## While you write: lint, and all tests without processes and federations
+	@$(MAKE) --no-print-directory -j 2 types quick
+
+quick: setup
 	$(BIN)/pytest -q -n 2 -m 'not process and not federation' \
 		--durations=5 --durations-min=2
 
