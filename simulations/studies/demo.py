@@ -2,10 +2,10 @@
 
 Seven hospitals hold tumours that they may show to nobody, some many and some few; two
 of them are in hostile hands, and the server that joins what they learn is curious. The
-same training runs four times over: the honest hospitals among themselves; all seven,
-averaged; with SMEA; with Filter. What a model is worth the hospitals say themselves,
-privately, and the hijacked ones lie. No network, no data on disk: the tumours are
-scikit-learn's ``breast_cancer``.
+same training runs six times over: the honest hospitals among themselves; all seven,
+averaged; with SMEA; with Filter; and with both under the strongest attack that we know.
+What a model is worth the hospitals say themselves, privately, and the hijacked ones
+lie. No network, no data on disk: the tumours are scikit-learn's ``breast_cancer``.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ ATTACKED = ["experiment=hospitals"]
 # What runs, by the words of the table.
 SETTINGS = {
     "no attack": ["experiment=hospitals-unharmed"],
-    "plain averaging, attacked": [*ATTACKED, "aggregation=average"],
-    "SMEA, attacked": [*ATTACKED, "aggregation=smea"],
-    "Filter, attacked": [*ATTACKED, "aggregation=filter"],
+    "plain averaging, FOE": [*ATTACKED, "aggregation=average"],
+    "SMEA, FOE": [*ATTACKED, "aggregation=smea"],
+    "Filter, FOE": [*ATTACKED, "aggregation=filter"],
+    "SMEA, strongest": [*ATTACKED, "aggregation=smea", "attack=strongest"],
+    "Filter, strongest": [*ATTACKED, "aggregation=filter", "attack=strongest"],
 }
 # A model that has learnt nothing says "benign" to all.
 CHANCE = 0.63
@@ -85,7 +87,8 @@ def story(run: RunRecord) -> str:
         "them it answers, with noise again, how good the model is. "
         f"{f} hospitals are hijacked: in every step they see what the honest ones "
         "send, and send the opposite of its mean (FOE), in the strength that harms the "
-        "server's rule the most; and they answer that nothing is right."
+        "server's rule the most; or, with tumours of their own, they search for the "
+        "worst that they can send (strongest). And they answer that nothing is right."
     )
 
 
@@ -133,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def conclude(folder: Path, console: Console, runs: Mapping[Case, RunRecord]) -> None:
     """Print the story and the table, and write the report."""
     groups = by_setting(runs)
-    text = story(groups["SMEA, attacked"][0])
+    text = story(groups["SMEA, FOE"][0])
     console.print(text, highlight=False)
     show(console, groups)
     page = folder / "report.html"
