@@ -29,7 +29,7 @@ from simulations.experiment import (
     strategy_of,
     untrained,
 )
-from simulations.models import classification_loss, evaluate, training_loss
+from simulations.models import evaluate, training_loss
 from simulations.overrides import plain
 
 OVERRIDES = "hydra-overrides"
@@ -97,7 +97,7 @@ def make_client(overrides: str, context: Context) -> SafeDSHBClient:
         mine = share(overrides, int(config["partition-id"]))
     return SafeDSHBClient(
         mine.model,
-        classification_loss,
+        mine.loss,
         mine.examples,
         mine.plan,
         context,

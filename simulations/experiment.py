@@ -33,7 +33,7 @@ from flwr_safedshb.server.strategy import SafeDSHB
 from simulations.config import composed, resolved
 from simulations.data import Examples, Federation, federated, fingerprint, flipped
 from simulations.data.own import load_own
-from simulations.models import build, loss_gradient
+from simulations.models import build, loss_and_targets, loss_gradient
 from simulations.plans import plans_of
 from simulations.schedules import scheduled
 
@@ -52,6 +52,7 @@ class Share:
     """What the client of one node is made of; the model is shared by all of them."""
 
     model: nn.Module
+    loss: nn.Module
     examples: Examples
     plan: PrivacyPlan
     evaluation: PrivateEvaluation | None
@@ -99,9 +100,11 @@ def _share(
     evaluation = plans.evaluation
     if evaluation is not None:
         evaluation = replace(evaluation, num_classes=num_classes)
+    loss, targets = loss_and_targets(model, examples)
     return Share(
         model=model,
-        examples=examples,
+        loss=loss,
+        examples=(examples[0], targets),
         plan=plans.training,
         evaluation=evaluation,
         weight_decay=float(cfg.weight_decay),

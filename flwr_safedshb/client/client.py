@@ -36,7 +36,7 @@ from flwr_safedshb.privacy.clipping.gradients import (
     Loss,
     UnsupportedModelError,
 )
-from flwr_safedshb.privacy.examples import causes_shown
+from flwr_safedshb.privacy.examples import causes_shown, interned
 from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted, LedgerError
 from flwr_safedshb.privacy.plan import ALL, Clipping, PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import Randomness, SecureRandomness
@@ -148,7 +148,7 @@ class SafeDSHBClient(NumPyClient):
             self.evaluator = Evaluator(evaluation, evaluated, second)
         self.trusted_mods = trusted_mods
         self.gradients, self.template, self.trained = _prepared(
-            model, loss, plan.clip_norm, plan.clipping
+            model, interned(loss), plan.clip_norm, plan.clipping
         )
 
     def fit(

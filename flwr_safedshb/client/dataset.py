@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from flwr_safedshb.privacy.examples import Batch, Data, log_unusable, tensors_of
 
@@ -26,6 +27,7 @@ _DECIDE, _LOOK = 3, 16
 _TOLD = 8
 # Characters of another error's text.
 _LONG = 100
+_looked_at = WeakTensorKeyDictionary()
 _UNREAL = "values that are not finite; fill them in, or leave these examples out"
 
 
@@ -187,7 +189,13 @@ class Examples(Dataset[tuple[Batch, Batch]]):
 
 
 def _log_unreal(tensors: Sequence[torch.Tensor]) -> None:
-    """Write to the node's log how many rows of whole arrays have values like NaN."""
+    """Write to the node's log how many rows of whole arrays have values like NaN.
+
+    Once: apps hand in the same arrays with every message, and to look takes time.
+    """
+    if all(tensor in _looked_at for tensor in tensors):
+        return
+    _looked_at.update((tensor, True) for tensor in tensors)
     if all(tensor.sum().isfinite() for tensor in tensors):
         return
     real = [tensor.isfinite().reshape(len(tensor), -1).all(1) for tensor in tensors]

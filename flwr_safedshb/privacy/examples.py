@@ -42,12 +42,15 @@ _FUNCTIONS = (
     *(functional.binary_cross_entropy_with_logits, functional.mse_loss),
     *(functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss),
 )
+_interned: dict[object, Loss] = {}
 # Characters of an error's text.
 _LONG = 300
 
 
 def tensors_of(*batches: Batch) -> list[torch.Tensor]:
     """Return the tensors of batches; a nest may hold other things beside them."""
+    if all(isinstance(batch, torch.Tensor) for batch in batches):
+        return cast(list[torch.Tensor], list(batches))
     return [leaf for leaf in tree_leaves(batches) if isinstance(leaf, torch.Tensor)]
 
 
@@ -70,7 +73,7 @@ def rows(batch: Batch, which: torch.Tensor | slice) -> Batch:
         # Twice as fast as an index.
         return tensor.index_select(0, which.to(tensor.device))
 
-    return cast(Batch, tree_map_only(torch.Tensor, some, batch))
+    return _of_tensors(some, batch)
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
@@ -86,7 +89,17 @@ def joined(batches: Sequence[Batch]) -> Batch:
 
 def as_batch(one: Batch) -> Batch:
     """Return an example as a batch of one."""
-    return cast(Batch, tree_map_only(torch.Tensor, lambda t: t.unsqueeze(0), one))
+    return _of_tensors(lambda tensor: tensor.unsqueeze(0), one)
+
+
+def _of_tensors(
+    function: Callable[[torch.Tensor], torch.Tensor], batch: Batch
+) -> Batch:
+    """Return a batch with the value of a function in the place of each tensor."""
+    # torch's own way through a nest takes longer than most of what is done there.
+    if isinstance(batch, torch.Tensor):
+        return function(batch)
+    return cast(Batch, tree_map_only(torch.Tensor, function, batch))
 
 
 def in_words(batch: Batch) -> str:
@@ -183,6 +196,21 @@ def _elementary(loss: object) -> bool:
         plain = not loss.args and loss.keywords == {"reduction": "none"}
         return loss.func in _FUNCTIONS and plain
     return isinstance(loss, _Loss) and type(loss) in _LOSSES and unhooked(loss)
+
+
+def interned(loss: Loss) -> Loss:
+    """Return one object for equal losses of torch, and any other loss as it is.
+
+    Apps make them anew for every message, and what was checked is the very object.
+    """
+    if isinstance(loss, functools.partial) or not _elementary(loss):
+        return loss
+    module = cast(nn.Module, loss)
+    if any(weight is not None for weight in module._buffers.values()):
+        return loss
+    told = {name: v for name, v in vars(module).items() if not name.startswith("_")}
+    # A copy: the app may change its own.
+    return _interned.setdefault((type(module), *told.items()), copy.copy(loss))
 
 
 def _refuse_no_rows(loss: _Loss, outputs: Batch, targets: Batch) -> None:

@@ -225,8 +225,15 @@ def sampled(gradients: ClippedGradients, draw: Draw) -> Drawn | None:
     if whole_tensors(draw.dataset) is not None:
         index = torch.from_numpy(chosen)
         usable = None if taken.all() else torch.from_numpy(taken)
-        inputs, targets = tree_map_only(
-            torch.Tensor, lambda t: t.index_select(0, index.to(t.device)), like
+
+        def chosen_of(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.index_select(0, index.to(tensor.device))
+
+        inputs, targets = (
+            chosen_of(part)
+            if isinstance(part, torch.Tensor)  # most are, and a nest takes longer
+            else tree_map_only(torch.Tensor, chosen_of, part)
+            for part in like
         )
         return inputs, targets, usable
     both = zip(chosen.tolist(), taken, strict=True)

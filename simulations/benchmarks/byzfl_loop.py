@@ -104,7 +104,7 @@ def round_function(overrides: str, honest: int, f: int) -> Callable[[], None]:
 
 def _batches(overrides: str, index: int) -> DataLoader[tuple[torch.Tensor, ...]]:
     inputs, labels = share(overrides, index).examples
-    return DataLoader(TensorDataset(inputs, labels.float()), 25, shuffle=True)
+    return DataLoader(TensorDataset(inputs, labels.squeeze(1)), 25, shuffle=True)
 
 
 def _framework() -> dict[str, ModuleType]:

@@ -27,6 +27,7 @@ from flwr_safedshb.client.node import LEDGER_NAME
 from flwr_safedshb.exchange.arrays import MARK
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
+from flwr_safedshb.privacy.examples import interned
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 from tests.clients import (
@@ -453,6 +454,28 @@ def test_a_model_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(made) == 1
     make(node(), model=model, plan=PrivacyPlan(2.0, 1.0, 4, 20))
     assert len(made) == 2
+
+
+def test_equal_losses_of_torch_are_one_and_others_are_not() -> None:
+    one = interned(torch.nn.CrossEntropyLoss())
+    assert interned(torch.nn.CrossEntropyLoss()) is one
+    others = [
+        torch.nn.CrossEntropyLoss(label_smoothing=0.1),
+        torch.nn.CrossEntropyLoss(reduction="none"),
+        torch.nn.CrossEntropyLoss(weight=torch.ones(2)),
+        torch.nn.NLLLoss(),
+    ]
+    assert one not in map(interned, others)
+    own = torch.nn.MSELoss()
+    kept = interned(own)
+    own.reduction = "none"  # the app's own, which it may change
+    assert kept is not own
+    assert interned(torch.nn.MSELoss()) is kept
+    assert kept.reduction == "mean"  # type: ignore[attr-defined]
+    hooked = torch.nn.MSELoss()
+    hooked.register_forward_hook(lambda *_: torch.zeros(3))
+    assert interned(hooked) is hooked
+    assert interned(own.forward) == own.forward
 
 
 def test_an_unexpected_failure_is_logged_here_and_not_sent(
