@@ -163,11 +163,12 @@ class PerExampleLoss:
             If the loss does not give k values for k targets.
         """
         if isinstance(self._loss, _Loss):
-            outputs = getattr(outputs, "logits", outputs)
+            if not isinstance(outputs, torch.Tensor):
+                outputs = getattr(outputs, "logits", outputs)
             _refuse_no_rows(self._loss, outputs, targets)
             _refuse_broadcasting(self._loss, outputs, targets)
         values = self._loss(outputs, targets)
-        count = len(tensors_of(targets)[0])
+        count = tensors_of(targets)[0].shape[0]
         several = values.numel() > count and values.shape[:1] == (count,)
         if several and self._reduce is not None:
             values = self._reduce(values.reshape(count, -1), dim=1)

@@ -173,7 +173,7 @@ class ClippedGradients:
         Tensor, shape (groups, d)
             In float32 or float64.
         """
-        counts = {len(tensor) for tensor in tensors_of(inputs, targets)}
+        counts = {tensor.shape[0] for tensor in tensors_of(inputs, targets)}
         if len(counts) != 1:
             raise ValueError(f"inputs and targets must pair up, got {sorted(counts)}")
         (count,) = counts

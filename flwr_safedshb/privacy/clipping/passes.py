@@ -177,14 +177,15 @@ class Together(Pass):
         edges = [edge for each in self._watched for _, edge in each.uses]
         wanted: Sequence[torch.Tensor] = [*edges, *copies.values()]  # type: ignore[list-item]  # torch takes both
         found: list[torch.Tensor | None]
-        found = list(torch.autograd.grad(losses.sum(), wanted, allow_unused=True))
+        each = torch.ones_like(losses)  # as for their sum, which takes longer
+        found = list(torch.autograd.grad(losses, wanted, each, allow_unused=True))
         parts: Parts = []
         for name in reversed(copies):
             if (g := found.pop()) is not None:
                 place = self.places[self._loose[name]]
                 parts.append(Part(g.flatten(1).to(self.dtype), place))
         for watched in reversed(self._watched):
-            parts += watched.parts(len(losses), found)
+            parts += watched.parts(losses.shape[0], found)
         return parts
 
     def _losses(
