@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -81,7 +82,8 @@ def supernode(folder: Path, place: Place) -> Iterator[tasks.SuperNode]:
         *("--isolation", "process", "--host", "127.0.0.1", "--port", str(port)),
         *("--superexec-auth-secret-file", str(folder / "secret")),
     ]
-    environment = {**OFFLINE, "FLWR_HOME": str(folder / "flwr"), "PATH": ""}
+    own = {"FLWR_HOME": str(folder / "flwr"), "PATH": ""}
+    environment = {**os.environ, **OFFLINE, **own}
     with (
         (folder / "supernode.log").open("wb") as log,
         subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process,
