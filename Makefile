@@ -74,7 +74,8 @@ compat: setup .venv/lowest/ready ## Before a release: the newest flwr, the lowes
 	$(PYTHON) -m venv .venv/lowest
 	$(BIN)/python tests/lowest.py > .venv/lowest/pins.txt
 	.venv/lowest/bin/pip install --quiet --disable-pip-version-check \
-		-r .venv/lowest/pins.txt hypothesis nbclient ipykernel pytest pytest-xdist
+		-r .venv/lowest/pins.txt hatchling hypothesis nbclient ipykernel \
+		pytest pytest-xdist
 	.venv/lowest/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 

@@ -11,6 +11,7 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
+import threadpoolctl
 
 _STARTS = {
     "os.exec",
@@ -68,6 +69,7 @@ def _refuse_stranger(host: str) -> None:
 
 def pytest_configure() -> None:
     """Watch from now on; an audit hook cannot be taken away."""
+    threadpoolctl.threadpool_info()  # asks the system for its libraries, once
     sys.addaudithook(_watch)
     # multiprocessing and joblib call this one directly, and Python says nothing of it.
     start = _posixsubprocess.fork_exec

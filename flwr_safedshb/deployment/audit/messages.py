@@ -60,7 +60,8 @@ def odd_configs() -> Iterator[tuple[str, object]]:
     """Return configs of a round that are odd in one value."""
     for key in (*ASKED, "anchor"):
         for value in ODD:
-            yield f"config {key}={value!r}", {**ASKED, key: value}
+            what = f"{type(value).__name__} {value!r}"
+            yield f"config {key}: {what}", {**ASKED, key: value}
         yield f"config without {key}", {k: v for k, v in ASKED.items() if k != key}
     yield "config with more", {**ASKED, "clip_norm": 1e9, "noise_multiplier": 0.0}
     yield "config without anything", {}

@@ -1,7 +1,6 @@
 """How a batch goes through a model so that no example meets another.
 
-Three ways to the gradients of every example; none can mix examples, whatever they and
-the weights are:
+Three ways to every example's gradient; none mixes them, whatever they and weights are:
 
 - `Together`, plainly: a sequence of torch's own layers that are known to treat every
   example by itself (`known`);
@@ -10,8 +9,7 @@ the weights are:
 - `Pass`: one example after the other, for what `torch.vmap` does not cover.
 
 `Together` watches the layers that have a formula (`layers`), in one backward pass.
-Every other parameter gets a copy for each example, so that autograd returns a gradient
-for each.
+Every other parameter gets a copy for each example, and so a gradient for each.
 """
 
 from __future__ import annotations
@@ -132,6 +130,8 @@ class Together(Pass):
 
     def settle(self, made_up: Example) -> None:
         """Watch layers that are called, and that take the first axis for examples."""
+        if torch.__version__ < (2, 13):  # it loads its compiler late, under vmap
+            torch.compiler.disable()
         self._plain, seen = rowwise(self.module), [True]
         self._tickets: list[torch.Tensor] = []
         self._loose: dict[str, nn.Parameter] = {}
