@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from flwr_safedshb.server.screening import ForeignClientsError
 from tests.clients import THETA, make
 
 ROUNDS = 4
+# The older server meets its clients one by one, and would begin with two of them.
+ALL: dict[str, Any] = {"min_available_nodes": 3}
 INITIAL = ndarrays_to_parameters([*THETA])
 
 
@@ -68,7 +71,7 @@ OPTIONS: list[dict[str, object]] = [
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("app", [older(make), client_app(make)])
 def test_it_is_the_same_run(options: dict[str, object], app: ClientApp) -> None:
-    strategy = ClassicStrategy(SafeDSHB(**options), INITIAL)  # type: ignore[arg-type]
+    strategy = ClassicStrategy(SafeDSHB(**options, **ALL), INITIAL)  # type: ignore[arg-type]
     models = served(strategy, app)
     assert len(models) == ROUNDS + 1
     assert equal(models[0], [*THETA])
@@ -77,7 +80,7 @@ def test_it_is_the_same_run(options: dict[str, object], app: ClientApp) -> None:
 
 def test_where_the_last_round_is_not_known_all_state_the_cost() -> None:
     """A statement of the first round alone would be taken for that of the run."""
-    strategy = SafeDSHB()
+    strategy = SafeDSHB(**ALL)
     models = served(
         ClassicStrategy(strategy, INITIAL), older(lambda c: make(c, delta=1e-4))
     )
@@ -90,7 +93,7 @@ def test_where_the_last_round_is_not_known_all_state_the_cost() -> None:
 
 @pytest.mark.parametrize("output", ["average", "uniform"])
 def test_outputs_are_the_same(output: str) -> None:
-    strategy = SafeDSHB(output=output, seed=4)  # type: ignore[arg-type]
+    strategy = SafeDSHB(output=output, seed=4, **ALL)  # type: ignore[arg-type]
     classic = ClassicStrategy(strategy, ArrayRecord([*THETA]), num_rounds=ROUNDS)
     models = served(classic, older(make))
     assert equal(models[-1], expected(output=output, seed=4))
@@ -102,7 +105,7 @@ def test_a_run_is_taken_up_from_its_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "run.npz"
 
     def classic(rounds: int) -> ClassicStrategy:
-        strategy = SafeDSHB(checkpoint=path, seed=4)
+        strategy = SafeDSHB(checkpoint=path, seed=4, **ALL)
         return ClassicStrategy(strategy, INITIAL, num_rounds=rounds)
 
     served(classic(2), older(make), rounds=2)
@@ -119,7 +122,7 @@ def test_a_run_stops_when_its_user_says(tmp_path: Path) -> None:
     def enough(number: int, metrics: Mapping[str, object]) -> bool:
         return number == 2
 
-    strategy = SafeDSHB(stop_when=enough, seed=4, checkpoint=path)
+    strategy = SafeDSHB(stop_when=enough, seed=4, checkpoint=path, **ALL)
     models = served(ClassicStrategy(strategy, INITIAL, num_rounds=6), older(make))
     assert load_checkpoint(path).step == 2
     assert equal(models[-1], expected(2, seed=4))

@@ -130,8 +130,8 @@ class Together(Pass):
 
     def settle(self, made_up: Example) -> None:
         """Watch layers that are called, and that take the first axis for examples."""
-        if torch.__version__ < (2, 13):  # it loads its compiler late, under vmap
-            torch.compiler.disable()
+        if torch.__version__ < "2.13":  # it loads its compiler late, under vmap
+            torch.compiler.disable()  # type: ignore[no-untyped-call]
         self._plain, seen = rowwise(self.module), [True]
         self._tickets: list[torch.Tensor] = []
         self._loose: dict[str, nn.Parameter] = {}
