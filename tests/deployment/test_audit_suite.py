@@ -38,6 +38,8 @@ def test_no_model_of_the_zoo_breaks_its_bound(attempt: Attempt) -> None:
     done: list[int] = []
     row = attempt.run(SHORT, done.append)
     assert row.broken == ""
+    if "not implemented for 'Half'" in row.refusal:
+        pytest.skip(f"this torch cannot: {row.refusal}")
     if row.refusal:
         assert attempt.subject in mixing.SUBJECTS
         return
