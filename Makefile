@@ -68,7 +68,8 @@ compat: setup .venv/lowest/ready ## Before a release: the newest flwr, the lowes
 	rm -rf .venv/newest
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target .venv/newest flwr
 	PYTHONPATH=$(CURDIR)/.venv/newest $(BIN)/pytest -q -n 3 $(FLOWER)
-	.venv/lowest/bin/pytest -q -n 3 $(FLOWER) tests/aggregation tests/privacy
+	NUMBA_CACHE_DIR=$(CURDIR)/.venv/lowest/numba \
+		.venv/lowest/bin/pytest -q -n 3 $(FLOWER) tests/aggregation tests/privacy
 
 .venv/lowest/ready: .venv/ready tests/lowest.py
 	$(PYTHON) -m venv .venv/lowest
