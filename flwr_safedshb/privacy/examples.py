@@ -169,6 +169,8 @@ class PerExampleLoss:
             _refuse_broadcasting(self._loss, outputs, targets)
         values = self._loss(outputs, targets)
         count = tensors_of(targets)[0].shape[0]
+        if values.shape == (count,):
+            return values
         several = values.numel() > count and values.shape[:1] == (count,)
         if several and self._reduce is not None:
             values = self._reduce(values.reshape(count, -1), dim=1)

@@ -224,7 +224,7 @@ def sampled(gradients: ClippedGradients, draw: Draw) -> Drawn | None:
     chosen, taken = _placed(batch, draw)
     if whole_tensors(draw.dataset) is not None:
         index = torch.from_numpy(chosen)
-        usable = None if taken.all() else torch.from_numpy(taken)
+        usable = None if taken is None else torch.from_numpy(taken)
 
         def chosen_of(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.index_select(0, index.to(tensor.device))
@@ -236,7 +236,8 @@ def sampled(gradients: ClippedGradients, draw: Draw) -> Drawn | None:
             for part in like
         )
         return inputs, targets, usable
-    both = zip(chosen.tolist(), taken, strict=True)
+    drawn_there = np.ones(len(chosen), bool) if taken is None else taken
+    both = zip(chosen.tolist(), drawn_there, strict=True)
     with unwarned():
         read = [
             read_example(draw.dataset, index) if drawn else None
@@ -249,14 +250,14 @@ def sampled(gradients: ClippedGradients, draw: Draw) -> Drawn | None:
 
 def _placed(
     batch: npt.NDArray[np.int64], draw: Draw
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return examples for all places of a batch, and which of them were drawn."""
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]:
+    """Return examples for all places of a batch, and which were drawn, if not all."""
     # Seeded noise protects nobody, and need not pay for it.
     private = draw.randomness.private
     places = draw.plan.sampler.places(draw.plan) if private else len(batch)
     count = -(-len(batch) // places) * places
     if count == len(batch):
-        return batch, np.ones(count, bool)
+        return batch, None
     chosen, taken = np.full(count, batch[0]), np.zeros(count, bool)
     at = draw.randomness.subset(count, len(batch))
     chosen[at], taken[at] = batch, True

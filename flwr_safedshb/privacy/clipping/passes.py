@@ -177,8 +177,8 @@ class Together(Pass):
         edges = [edge for each in self._watched for _, edge in each.uses]
         wanted: Sequence[torch.Tensor] = [*edges, *copies.values()]  # type: ignore[list-item]  # torch takes both
         found: list[torch.Tensor | None]
-        each = torch.ones_like(losses)  # as for their sum, which takes longer
-        found = list(torch.autograd.grad(losses, wanted, each, allow_unused=True))
+        # Of given gradients torch would be slower at the first, by all of sympy.
+        found = list(torch.autograd.grad(losses.sum(), wanted, allow_unused=True))
         parts: Parts = []
         for name in reversed(copies):
             if (g := found.pop()) is not None:
