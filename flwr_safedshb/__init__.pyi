@@ -35,8 +35,7 @@ from .attacks import (
     Strongest as Strongest,
     Zero as Zero,
 )
-from .client.app import client_app as client_app
-from .client.client import SafeDSHBClient as SafeDSHBClient
+from .client.client import SafeDSHBClient as SafeDSHBClient, client_app as client_app
 from .client.evaluation import PrivateEvaluation as PrivateEvaluation
 from .deployment.accountant import PLDAccountant as PLDAccountant
 from .exchange.model import trained_arrays as trained_arrays

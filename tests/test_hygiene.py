@@ -17,8 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 from packaging.requirements import Requirement
 
-from flwr_safedshb.client.app import client_app
-from flwr_safedshb.client.client import RefusedError
+from flwr_safedshb.client.client import RefusedError, client_app
 from flwr_safedshb.exchange import arrays as exchanged
 from flwr_safedshb.exchange.arrays import Template
 from flwr_safedshb.flower.compat import identify

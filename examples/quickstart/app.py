@@ -5,8 +5,7 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from sklearn.datasets import load_breast_cancer
 
-from flwr_safedshb.client.app import client_app
-from flwr_safedshb.client.client import SafeDSHBClient
+from flwr_safedshb.client.client import SafeDSHBClient, client_app
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SecureRandomness, SeededRandomness
 from flwr_safedshb.server.strategy import SafeDSHB

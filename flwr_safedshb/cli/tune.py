@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     import torch
     from flwr.app import Context
 
-    from flwr_safedshb.client.app import ClientFn
-    from flwr_safedshb.client.client import SafeDSHBClient
+    from flwr_safedshb.client.client import ClientFn, SafeDSHBClient
     from flwr_safedshb.privacy.plan import PrivacyPlan
 
     Data = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
@@ -147,7 +146,7 @@ def _tried(
     import torch
 
     from flwr_safedshb.aggregation import Average
-    from flwr_safedshb.client.app import client_app
+    from flwr_safedshb.client.client import client_app
     from flwr_safedshb.exchange.model import trained_arrays
     from flwr_safedshb.grids.batched import BatchedGrid
     from flwr_safedshb.privacy.plan import PrivacyPlan

@@ -1,52 +1,50 @@
-"""Safe-DSHB, a client's half: the only place where the private data are.
+"""A client of Safe-DSHB, the only place where the private data are, and its ClientApp.
 
 One message, one step of Algorithm 1: charge the privacy ledger, draw a batch, clip each
-example's gradient, average, add noise, update the momentum, keep it, send it. Nothing
-else that depends on the data leaves: no loss, no norm, no text of an exception.
+example's gradient, average, add noise, update the momentum, keep it, send it (`step`).
+What leaves a node is that momentum under the names of the model's arrays, a mark that
+it is one, and the number of examples; or a refusal, whose text says nothing about data.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Collection, Mapping
+import copy
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from logging import ERROR
+from typing import cast
 
-from flwr.app import Context
-from flwr.client import NumPyClient
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType
+from flwr.client import Client
+from flwr.clientapp import ClientApp
 from flwr.common import log
 from torch import nn
+from torch.nn.modules.loss import _Loss
 
-from flwr_safedshb.client.dataset import Examples, Unpack, examples_of
-from flwr_safedshb.client.evaluation import (
-    Evaluator,
-    Metrics,
-    PrivateEvaluation,
-    divided,
-    evaluate,
-    split_plans,
-)
+from flwr_safedshb.client.evaluation import Evaluator, PrivateEvaluation, answer
+from flwr_safedshb.client.held_out import divided, split_plans
 from flwr_safedshb.client.node import PLACE, RefusedError, admit, admit_evaluation
-from flwr_safedshb.client.step import take_step
-from flwr_safedshb.exchange.arrays import MARK, Arrays, Template
+from flwr_safedshb.client.step import Scalar, Steps
+from flwr_safedshb.exchange.arrays import Arrays, Template, reply_with
+from flwr_safedshb.exchange.evaluations import PRIVATE
 from flwr_safedshb.exchange.model import trained
-from flwr_safedshb.flower.compat import Mod, objection
-from flwr_safedshb.privacy.clipping.gradients import (
-    ClippedGradients,
-    Loss,
-    UnsupportedModelError,
-)
-from flwr_safedshb.privacy.examples import causes_shown, interned
-from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted, LedgerError
+from flwr_safedshb.flower.compat import Mod, numpy_client_of
+from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
+from flwr_safedshb.privacy.examples import DatasetError, Unpack, examples_of
+from flwr_safedshb.privacy.items import Items
+from flwr_safedshb.privacy.losses import Loss, UnsupportedModelError, elementary
 from flwr_safedshb.privacy.plan import ALL, Clipping, PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import Randomness, SecureRandomness
+from flwr_safedshb.privacy.unusable import causes_shown
 
-__all__ = ["RefusedError", "SafeDSHBClient", "marked", "refusal"]
+__all__ = ["RefusedError", "SafeDSHBClient", "client_app"]
 
-Scalar = bool | bytes | float | int | str
+Evaluate = Callable[[Message, Context], Message]
+
+_shared_losses: dict[object, Loss] = {}
 
 
-class SafeDSHBClient(NumPyClient):
+class SafeDSHBClient(Steps):
     """A Flower client that sends the momentum of its private gradients.
 
     The noise, the clip, the batch size and the sampler are those of `plan` and of the
@@ -117,92 +115,35 @@ class SafeDSHBClient(NumPyClient):
         _refuse_unmade(model, loss, randomness)
         self.randomness = SecureRandomness() if randomness is None else randomness
         with causes_shown(not self.randomness.private):
-            data, size = examples_of(dataset, target, unpack)
+            self.dataset = evaluated = data = examples_of(dataset, target, unpack)
         held_out = 0 if evaluation is None else evaluation.held_out
-        self.dataset = evaluated = data
         if held_out:
-            self.dataset, evaluated = divided(data, size, held_out)
-        if size - held_out != plan.num_examples:
+            self.dataset, evaluated = divided(data, held_out)
+        if (size := data.size - held_out) != plan.num_examples:
             raise ValueError(
                 f"num_examples={plan.num_examples} of the plan must be the size of the "
-                f"dataset, {size - held_out}; make the plan for this dataset"
+                f"dataset, {size}; make the plan for this dataset"
             )
-        self.model, self.loss = model, loss
-        self.plan = plan
-        self.context = context
-        self.weight_decay = weight_decay
+        self.model, self.loss, self.plan, self.context = model, loss, plan, context
+        self.weight_decay, self.trusted_mods = weight_decay, trusted_mods
         self.max_epsilon, self.delta = max_epsilon, delta
         rules = tuple(e for e in context.node_config.items() if e[0] not in PLACE)
         self.ledger = admit(
             rules, plan, max_epsilon, delta, self.randomness.private, tuple(node_keys)
         )
-        if isinstance(data, Examples):
+        if isinstance(data, Items):
             with causes_shown(not self.randomness.private):
                 data.refuse_unread(self.ledger is None)
-        self.evaluator: Evaluator | None = None
+        self.evaluator = None
         if evaluation is not None:
-            second = evaluation.plan(held_out or size)
+            second = evaluation.plan(evaluated.size)
             admit_evaluation(rules, second, tuple(node_keys))
             if held_out:
                 self.plan, second = split_plans(plan, second, data, self.ledger)
             self.evaluator = Evaluator(evaluation, evaluated, second)
-        self.trusted_mods = trusted_mods
         self.gradients, self.template, self.trained = _prepared(
-            model, interned(loss), plan.clip_norm, plan.clipping
+            model, _shared(loss), plan.clip_norm, plan.clipping
         )
-
-    def fit(
-        self, parameters: Arrays, config: Mapping[str, Scalar]
-    ) -> tuple[Arrays, int, dict[str, Scalar]]:
-        """Take one step, or as many as the message asks for.
-
-        Parameters
-        ----------
-        parameters : list of arrays
-            theta_t, the parameters that are trained, in the order of
-            ``model.parameters()``.
-        config : mapping
-            ``step`` (t), ``momentum`` (beta), and from `SafeDSHB` also ``session``,
-            the name of the run, ``anchor``, whether it may come back to this step, and
-            ``local-steps`` (K) with their ``learning-rate`` (gamma).
-
-        Returns
-        -------
-        momentum, num_examples, metrics
-            m_t in float32, or the mean of K of them, m, and the mark of a momentum; in
-            the last round also the run's ``epsilon`` and ``delta``, if there is one.
-
-        Raises
-        ------
-        RefusedError
-        """
-        if (reason := objection(self.trusted_mods)) is not None:
-            raise RefusedError(reason)
-        try:
-            momentum, stated = take_step(self, parameters, config)
-        except Exception as error:
-            refused = refusal(error)
-        else:
-            return momentum, self.plan.num_examples, {**stated, **marked()}
-        # Outside the handler, so that no cause is attached.
-        raise refused
-
-    def count(self, parameters: Arrays, config: Mapping[str, Scalar]) -> Metrics:
-        """Answer what a model is worth on the data, within the privacy guarantee.
-
-        See `flwr_safedshb.client.evaluation`.
-
-        Raises
-        ------
-        RefusedError
-        """
-        if (reason := objection(self.trusted_mods)) is not None:
-            raise RefusedError(reason)
-        try:
-            return evaluate(self, parameters, config)
-        except Exception as error:
-            refused = refusal(error)
-        raise refused
 
 
 @lru_cache(maxsize=4)
@@ -226,31 +167,133 @@ def _refuse_unmade(model: object, loss: object, randomness: object) -> None:
         raise ValueError(f"randomness={randomness!r} must be SeededRandomness(0), say")
 
 
-def refusal(error: Exception) -> RefusedError:
-    """Return what the server may know of an error: the texts of others may quote data.
+def _shared(loss: Loss) -> Loss:
+    """Return one object for equal losses of torch, and any other loss as it is.
 
-    The rest is in the log of this node.
+    Apps make them anew for every message, and what was checked is the very object.
     """
-    match error:
-        case RefusedError():
-            return error
-        case BudgetExhausted():
-            text = "the privacy budget of this node is spent; nothing was released"
-        case LedgerError():
-            log(ERROR, "%s", error)
-            text = "the privacy ledger of this node cannot be used"
-        case UnsupportedModelError():
-            text = str(error)
-        case _:
-            log(ERROR, "The step failed", exc_info=error)
-            text = "the step failed; the log of this node says why"
-    return RefusedError(text)
+    if not isinstance(loss, _Loss) or not elementary(loss):
+        return loss
+    if any(weight is not None for weight in loss._buffers.values()):
+        return loss
+    told = {name: v for name, v in vars(loss).items() if not name.startswith("_")}
+    # A copy: the app may change its own.
+    return _shared_losses.setdefault((type(loss), *told.items()), copy.copy(loss))
 
 
-def marked() -> dict[str, Scalar]:
-    """Return the mark of a momentum, with a number that nobody can guess.
+ClientFn = Callable[[Context], SafeDSHBClient | Client]
 
-    A record travels under the hash of its bytes. One that others could guess they could
-    send first, with parts that are not its own.
+
+class PrivateClientApp(ClientApp):
+    """A Message-API ClientApp around private clients; see `client_app`."""
+
+    def __init__(self, client_fn: ClientFn) -> None:
+        super().__init__()
+        self.client_fn = client_fn
+        # Of the older API: other names of records, and the same clients.
+        self._older = ClientApp(
+            client_fn=lambda context: self.make_client(context).to_client()
+        )
+        self.train()(self._train)
+        # Aside, so that an app may have an evaluation of its own.
+        self._evaluation, self._has_own = ClientApp(), False
+        self._evaluation.evaluate()(self._evaluate)
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message."""
+        if message.metadata.message_type.split(".")[0] == MessageType.EVALUATE:
+            configs = message.content.config_records.values()
+            # Whoever asks for noise gets no numbers without it.
+            if not self._has_own or any(PRIVATE in config for config in configs):
+                return self._evaluation(message, context)
+        return super().__call__(message, context)
+
+    def evaluate(
+        self, action: str = "default", *, mods: list[Mod] | None = None
+    ) -> Callable[[Evaluate], Evaluate]:
+        """Return a decorator for an evaluation of the app's own."""
+        self._has_own = True
+        return super().evaluate(action, mods=mods)
+
+    def make_client(self, context: Context) -> SafeDSHBClient:
+        """Make the client of a node; what fails is said in the node's log only."""
+        try:
+            return private_client(self.client_fn(context))
+        except RefusedError:
+            raise
+        except UnsupportedModelError as error:
+            reason = f": {error}"  # of made-up examples, and nothing else
+        except DatasetError as error:  # which says what to change, and where
+            log(ERROR, "The client could not be made: %s", error)
+            reason = "; the log of this node says why"
+        except Exception as error:
+            log(ERROR, "The client could not be made: %s", error, exc_info=error)
+            reason = "; the log of this node says why"
+        raise RefusedError(f"the client could not be made{reason}")
+
+    def _train(self, message: Message, context: Context) -> Message:
+        if _is_older(message):
+            return self._older(message, context)
+        record, config = content_of(message)
+        client = self.make_client(context)
+        names, arrays = readable(client, record)
+        return reply_with(message, names, *client.fit(arrays, config))
+
+    def _evaluate(self, message: Message, context: Context) -> Message:
+        if _is_older(message):
+            return self._older(message, context)
+        record, config = content_of(message)
+        client = self.make_client(context)
+        return answer(client, message, readable(client, record)[1], config)
+
+
+def client_app(client_fn: ClientFn) -> ClientApp:
+    """Return a Message-API ClientApp around clients that `client_fn` makes.
+
+    They may be as they are, or turned by ``.to_client()``. The app trains, and
+    evaluates if the client has an ``evaluate`` of its own, or the app by
+    ``@app.evaluate()``: what these report is outside the privacy guarantee.
     """
-    return {MARK: secrets.randbits(62)}
+    return PrivateClientApp(client_fn)
+
+
+def private_client(client: object) -> SafeDSHBClient:
+    """Return a private client, also out of what ``.to_client()`` made of it.
+
+    Raises
+    ------
+    RefusedError
+        If it is another kind of client: this app would make it private by name alone.
+    """
+    if not isinstance(client, SafeDSHBClient):
+        client = numpy_client_of(client)
+    if isinstance(client, SafeDSHBClient):
+        return client
+    raise RefusedError(
+        f"the client_fn makes a {type(client).__name__}, and no SafeDSHBClient"
+    )
+
+
+def _is_older(message: Message) -> bool:
+    return any(key.endswith("ins.parameters") for key in message.content)
+
+
+def readable(
+    client: SafeDSHBClient, record: ArrayRecord
+) -> tuple[tuple[str, ...], Arrays]:
+    """Return names and values of a message in the order of the client's model."""
+    try:
+        return client.template.read(record)
+    except ValueError as error:
+        reason = str(error)  # about the bytes of the message, and nothing else
+    raise RefusedError(reason)
+
+
+def content_of(message: Message) -> tuple[ArrayRecord, Mapping[str, Scalar]]:
+    """Return the model and the config of a message, whatever their keys."""
+    records = message.content.values()
+    arrays = [record for record in records if isinstance(record, ArrayRecord)]
+    configs = [record for record in records if isinstance(record, ConfigRecord)]
+    if len(arrays) != 1 or len(configs) != 1:
+        raise RefusedError("a message must have one ArrayRecord and one ConfigRecord")
+    return arrays[0], cast(Mapping[str, Scalar], configs[0])

@@ -1,33 +1,23 @@
 """A client that tells what a model is worth on its data, within the privacy guarantee.
 
 Each answer is charged to the node's ledger before the data are touched, beside the
-steps of training and in the same accountant. Examples that are held out of training pay
-for evaluations alone, and the others for training alone: which are which is decided by
-their places, and a digest of the data in the node's order stands in every charge. Data
-that have changed have another digest, and then each example pays for both.
+steps of training and in the same accountant.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import os
-import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass, field
+from typing import cast
 
-import numpy as np
-import torch
-from flwr.app import ConfigRecord, Context
-from torch.utils.data import Dataset, Subset
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
 
-from flwr_safedshb.client.node import RefusedError, keep_to_budget
-from flwr_safedshb.client.step import check_shapes, load
+from flwr_safedshb.client.node import RefusedError, keep_to_budget, refusal
+from flwr_safedshb.client.step import Scalar, Steps, check_shapes, load, marked
 from flwr_safedshb.exchange import evaluations as names
 from flwr_safedshb.exchange.arrays import Arrays
+from flwr_safedshb.flower.compat import objection
 from flwr_safedshb.privacy.accounting import limits
 from flwr_safedshb.privacy.evaluation import (
     Counts,
@@ -36,21 +26,12 @@ from flwr_safedshb.privacy.evaluation import (
     is_right,
     private_counts,
 )
-from flwr_safedshb.privacy.examples import Data, rows, tensors_of
-from flwr_safedshb.privacy.gaussian import prepare, whole_tensors
-from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
+from flwr_safedshb.privacy.examples import Examples
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.words import PLAIN
 
-if TYPE_CHECKING:
-    from flwr_safedshb.client.client import SafeDSHBClient
-
 Metrics = dict[str, int | float | list[int] | list[float]]
 
-# Which examples are held out: the same for the same number, whatever the data are.
-_SPLIT_SEED = 20231118
-_KEY_NAME = "safedshb.key"
-_KEY_BYTES = 32
 _STATE = "safedshb-evaluations"
 # Seeded noise of evaluations is that of steps which no run takes.
 _STEP_OF_NOISE = 2**40
@@ -109,7 +90,7 @@ class Evaluator:
     """What a client evaluates models with: its settings, its data, and its plan."""
 
     settings: PrivateEvaluation
-    dataset: Data
+    dataset: Examples
     plan: PrivacyPlan
 
     def released(self, context: Context) -> tuple[tuple[PrivacyPlan, int], ...]:
@@ -120,90 +101,52 @@ class Evaluator:
         return ((self.plan, cast(int, record["count"])),)
 
 
-def divided(dataset: Data, size: int, held_out: int) -> tuple[Data, Data]:
-    """Return the examples that train, and those that evaluate."""
-    if held_out >= size:
-        raise ValueError(
-            f"held_out={held_out} of {size} examples leaves none to train on; lower it"
-        )
-    order = np.random.default_rng(_SPLIT_SEED).permutation(size)
-    aside, others = (np.sort(part) for part in np.split(order, [held_out]))
-    return _some(dataset, others), _some(dataset, aside)
+def answer(
+    client: Steps, message: Message, arrays: Arrays, config: Mapping[str, Scalar]
+) -> Message:
+    """Reply with what a client says of a model; with noise, if that is asked for."""
+    own = names.PRIVATE not in config
+    said = (_own_answer if own else private_answer)(client, arrays, config)
+    return Message(RecordDict({"metrics": MetricRecord(said)}), reply_to=message)
 
 
-def _some(dataset: Data, which: np.ndarray) -> Data:
-    tensors = whole_tensors(dataset)
-    if tensors is None:
-        return Subset(cast(Dataset[object], dataset), which.tolist())
-    chosen = torch.from_numpy(which)
-    return rows(tensors[0], chosen), rows(tensors[1], chosen)
+def _own_answer(client: Steps, arrays: Arrays, config: Mapping[str, Scalar]) -> Metrics:
+    """Return what a client's own ``evaluate`` says, which nothing protects."""
+    if type(client).evaluate is NumPyClient.evaluate:
+        raise RefusedError("this client does not evaluate models on its data")
+    # Not those of the message itself: a client of one's own may write to them.
+    copies = [array.copy() for array in arrays]
+    loss, count, more = client.evaluate(copies, dict(config))
+    numbers = {k: v for k, v in more.items() if isinstance(v, int | float)}
+    return {**numbers, "loss": loss, "num-examples": count}
 
 
-def split_plans(
-    plan: PrivacyPlan, evaluation: PrivacyPlan, data: Data, ledger: Ledger | None
-) -> tuple[PrivacyPlan, PrivacyPlan]:
-    """Return the plans of a node's two parts, under the digest of its data.
+def private_answer(
+    client: Steps, parameters: Arrays, config: Mapping[str, object]
+) -> Metrics:
+    """Answer what a model is worth on the data, within the privacy guarantee.
 
-    Of data that are read one by one there is no digest: then each example pays for
-    both.
-
-    Parameters
-    ----------
-    plan, evaluation : PrivacyPlan
-        For all examples.
-    data : Data
-        All of the node's, in its order.
-    ledger : Ledger, optional
-        None for a simulation.
+    Raises
+    ------
+    RefusedError
     """
-    tensors = whole_tensors(data)
-    if tensors is None:
-        return plan, evaluation
-    digest = "0" * 16
-    if ledger is not None:
-        mark = hmac.new(_key(ledger.path.parent), digestmod=hashlib.sha256)
-        about = [plan.num_examples, evaluation.num_examples, _SPLIT_SEED]
-        mark.update(repr(about).encode())
-        for tensor in tensors_of(*tensors):
-            mark.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
-            flat = tensor.detach().cpu().contiguous().reshape(-1)
-            mark.update(flat.view(torch.uint8).numpy().data)
-        digest = mark.hexdigest()[:16]
-    return (
-        replace(plan, part=f"trained:{digest}"),
-        replace(evaluation, part=f"held-out:{digest}"),
-    )
-
-
-def _key(folder: Path) -> bytes:
-    """Return the node's key, made at the first call.
-
-    Ledgers are shown to others, and a plain digest would tell whoever knows all
-    examples but one which that is. With another key there is another digest, and
-    each example pays for both parts.
-    """
-    path = folder / _KEY_NAME
-    if not path.exists():
-        with tempfile.NamedTemporaryFile(dir=folder) as file:  # for its owner alone
-            file.write(os.urandom(_KEY_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-            with suppress(FileExistsError):
-                os.link(file.name, path)  # whole, and never in place of another
-    key = path.read_bytes()
-    if len(key) != _KEY_BYTES:
-        raise LedgerError(f"the key {path} is damaged; remove it, at the cost of a sum")
-    return key
+    if (reason := objection(client.trusted_mods)) is not None:
+        raise RefusedError(reason)
+    try:
+        return {**evaluate(client, parameters, config), **marked()}
+    except Exception as error:
+        refused = refusal(error)
+    raise refused
 
 
 def evaluate(
-    client: SafeDSHBClient, parameters: Arrays, config: Mapping[str, object]
+    client: Steps, parameters: Arrays, config: Mapping[str, object]
 ) -> Metrics:
     """Answer what a model is worth; charged first, and refused where it does not fit.
 
     Parameters
     ----------
-    client : SafeDSHBClient
+    client : Steps
     parameters : list of arrays
         theta.
     config : mapping
@@ -215,7 +158,8 @@ def evaluate(
     if evaluator is None:
         raise RefusedError("this client does not evaluate models on its data")
     number, session, question = _asked(client, evaluator, config)
-    prepare(client.gradients, evaluator.dataset)
+    if evaluator.dataset.like is not None:
+        client.gradients.prepare(*evaluator.dataset.like)
     if client.ledger is not None:
         client.ledger.charge(evaluator.plan, 1, session)
     else:
@@ -233,7 +177,7 @@ def evaluate(
     return reported(counts, evaluator.plan.num_examples)
 
 
-def _count(client: SafeDSHBClient, evaluator: Evaluator) -> None:
+def _count(client: Steps, evaluator: Evaluator) -> None:
     """Keep a simulation without a ledger to its budget, evaluations included."""
     so_far = evaluator.released(client.context)
     count = so_far[0][1] if so_far else 0
@@ -243,7 +187,7 @@ def _count(client: SafeDSHBClient, evaluator: Evaluator) -> None:
     client.context.state[_STATE] = ConfigRecord({"count": count + 1})
 
 
-def _steps_of(client: SafeDSHBClient) -> int:
+def _steps_of(client: Steps) -> int:
     """Return how many steps a simulated client has taken, by the momentum it keeps."""
     record = client.context.state.get("safedshb")
     steps = record["steps"] if isinstance(record, ConfigRecord) else None
@@ -251,7 +195,7 @@ def _steps_of(client: SafeDSHBClient) -> int:
 
 
 def _asked(
-    client: SafeDSHBClient, evaluator: Evaluator, config: Mapping[str, object]
+    client: Steps, evaluator: Evaluator, config: Mapping[str, object]
 ) -> tuple[int, str, Question]:
     """Return what a message asks for, or refuse it before anything is charged."""
     number, greatest = config.get(names.PRIVATE), config.get(names.MAX_LOSS)

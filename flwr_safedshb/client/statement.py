@@ -17,11 +17,10 @@ from flwr_safedshb.exchange.arrays import DELTA, EPSILON
 from flwr_safedshb.privacy.plan import PrivacyPlan
 
 if TYPE_CHECKING:
-    from flwr_safedshb.client.client import SafeDSHBClient
-    from flwr_safedshb.client.step import Step
+    from flwr_safedshb.client.step import Step, Steps
 
 
-def statement(client: SafeDSHBClient, step: Step) -> dict[str, float]:
+def statement(client: Steps, step: Step) -> dict[str, float]:
     """Return epsilon and delta of this run, if they are known.
 
     With a ledger the steps are those it was charged for; in a simulation without one

@@ -11,39 +11,47 @@ the K momentums: K gamma times it is how far the node's model has come.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import secrets
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
+from flwr.app import Context
+from flwr.client import NumPyClient
 from numpy.typing import NDArray
 from torch import nn
 
 from flwr_safedshb.client.momentum import Kept, keep, recall
-from flwr_safedshb.client.node import RefusedError, keep_to_budget
+from flwr_safedshb.client.node import RefusedError, keep_to_budget, refusal
 from flwr_safedshb.client.statement import statement
 from flwr_safedshb.exchange.arrays import (
     LEARNING_RATE,
     LOCAL_STEPS,
+    MARK,
     MAX_LOCAL_STEPS,
     STATE,
     Arrays,
+    Template,
     stepped,
 )
 from flwr_safedshb.exchange.model import SHARED
-from flwr_safedshb.privacy.examples import causes_shown
-from flwr_safedshb.privacy.gaussian import (
-    BLOCK,
-    Draw,
-    Vector,
-    prepare,
-    private_vector,
-)
+from flwr_safedshb.flower.compat import Mod, objection
+from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
+from flwr_safedshb.privacy.examples import Examples
+from flwr_safedshb.privacy.gaussian import BLOCK, Draw, Vector, private_vector
+from flwr_safedshb.privacy.ledger.ledger import Ledger
+from flwr_safedshb.privacy.losses import Loss
+from flwr_safedshb.privacy.plan import PrivacyPlan
+from flwr_safedshb.privacy.randomness.noise import Randomness
+from flwr_safedshb.privacy.unusable import causes_shown
 from flwr_safedshb.words import PLAIN
 
 if TYPE_CHECKING:
-    from flwr_safedshb.client.client import SafeDSHBClient
+    from flwr_safedshb.client.evaluation import Evaluator
+
+Scalar = bool | bytes | float | int | str
 
 
 @dataclass(frozen=True)
@@ -63,8 +71,64 @@ class Step:
     states: bool = False
 
 
+class Steps(NumPyClient):
+    """What a client takes its steps with; `SafeDSHBClient` is how it comes by them."""
+
+    model: nn.Module
+    loss: Loss
+    gradients: ClippedGradients
+    template: Template
+    trained: list[nn.Parameter]
+    dataset: Examples
+    plan: PrivacyPlan
+    context: Context
+    ledger: Ledger | None
+    randomness: Randomness
+    evaluator: Evaluator | None
+    weight_decay: float
+    max_epsilon: float | None
+    delta: float | None
+    trusted_mods: Collection[Mod]
+
+    def fit(
+        self, parameters: Arrays, config: Mapping[str, Scalar]
+    ) -> tuple[Arrays, int, dict[str, Scalar]]:
+        """Take one step, or as many as the message asks for.
+
+        Parameters
+        ----------
+        parameters : list of arrays
+            theta_t, the parameters that are trained, in the order of
+            ``model.parameters()``.
+        config : mapping
+            ``step`` (t), ``momentum`` (beta), and from `SafeDSHB` also ``session``,
+            the name of the run, ``anchor``, whether it may come back to this step, and
+            ``local-steps`` (K) with their ``learning-rate`` (gamma).
+
+        Returns
+        -------
+        momentum, num_examples, metrics
+            m_t in float32, or the mean of K of them, m, and the mark of a momentum; in
+            the last round also the run's ``epsilon`` and ``delta``, if there is one.
+
+        Raises
+        ------
+        RefusedError
+        """
+        if (reason := objection(self.trusted_mods)) is not None:
+            raise RefusedError(reason)
+        try:
+            momentum, stated = take_step(self, parameters, config)
+        except Exception as error:
+            refused = refusal(error)
+        else:
+            return momentum, self.plan.num_examples, {**stated, **marked()}
+        # Outside the handler, so that no cause is attached.
+        raise refused
+
+
 def take_step(
-    client: SafeDSHBClient, parameters: Arrays, config: Mapping[str, object]
+    client: Steps, parameters: Arrays, config: Mapping[str, object]
 ) -> tuple[Arrays, dict[str, float]]:
     """Take the step that a message asks for.
 
@@ -83,9 +147,7 @@ def take_step(
     return momentum, statement(client, step) if step.states else {}
 
 
-def _take_several(
-    client: SafeDSHBClient, step: Step, past: Kept, parameters: Arrays
-) -> Arrays:
+def _take_several(client: Steps, step: Step, past: Kept, parameters: Arrays) -> Arrays:
     """Take K steps that are paid for, and return the mean of their momentums."""
     weights, momentum = list(parameters), past.momentum
     total = np.zeros(client.gradients.size)
@@ -101,9 +163,7 @@ def _take_several(
     return client.template.split((total / step.count).astype(np.float32))
 
 
-def step_of(
-    client: SafeDSHBClient, parameters: Arrays, config: Mapping[str, object]
-) -> Step:
+def step_of(client: Steps, parameters: Arrays, config: Mapping[str, object]) -> Step:
     """Return the step that a message asks for.
 
     Raises
@@ -130,7 +190,7 @@ def step_of(
     return Step(number, float(beta), session, *more)
 
 
-def check_shapes(client: SafeDSHBClient, parameters: Arrays) -> None:
+def check_shapes(client: Steps, parameters: Arrays) -> None:
     """Refuse arrays of a message that are not of the model's shapes."""
     shapes, own = [array.shape for array in parameters], [*client.template.shapes]
     if shapes != own:
@@ -157,7 +217,7 @@ def _several(config: Mapping[str, object]) -> tuple[int, float]:
     return cast(int, count), float(rate)
 
 
-def charge(client: SafeDSHBClient, step: Step) -> Kept:
+def charge(client: Steps, step: Step) -> Kept:
     """Charge the node's ledger, and return the momentum that the step starts from.
 
     A crash may then waste budget, and hides nothing. A model that cannot be trained
@@ -166,7 +226,8 @@ def charge(client: SafeDSHBClient, step: Step) -> Kept:
     """
     # Only a simulation may say what is wrong with its examples.
     with causes_shown(not client.randomness.private):
-        prepare(client.gradients, client.dataset)
+        if client.dataset.like is not None:
+            client.gradients.prepare(*client.dataset.like)
     past = recall(
         step.session, step.number, client.gradients.size, client.context, client.ledger
     )
@@ -179,7 +240,7 @@ def charge(client: SafeDSHBClient, step: Step) -> Kept:
     return past
 
 
-def _gradient(client: SafeDSHBClient, step: Step, parameters: Arrays) -> Vector:
+def _gradient(client: Steps, step: Step, parameters: Arrays) -> Vector:
     """Return g~_t, (d,), the private gradient at theta_t (lines 1 to 3)."""
     load(client.trained, parameters)
     draw = draw_of(client, step)
@@ -199,7 +260,7 @@ def load(
             held.copy_(torch.from_numpy(array.copy()))
 
 
-def draw_of(client: SafeDSHBClient, step: Step) -> Draw:
+def draw_of(client: Steps, step: Step) -> Draw:
     """Return whose examples the gradient is of, with the randomness of this step."""
     # The partition of a simulation: node ids differ between engines.
     config, node = client.context.node_config, client.context.node_id
@@ -208,11 +269,8 @@ def draw_of(client: SafeDSHBClient, step: Step) -> Draw:
     return Draw(client.dataset, client.plan, source)
 
 
-def finish(client: SafeDSHBClient, step: Step, past: Kept, gradient: Vector) -> Arrays:
-    """Update the momentum with a private gradient, (d,), keep it and return it.
-
-    The momentum takes the place of the gradient: a model may be as large as it fits.
-    """
+def finish(client: Steps, step: Step, past: Kept, gradient: Vector) -> Arrays:
+    """Update the momentum with a private gradient, (d,), keep it and return it."""
     momentum = _updated(gradient, past.momentum, step.momentum)
     keep(step, momentum, past, client.context, client.ledger)
     return client.template.split(momentum)
@@ -228,3 +286,12 @@ def _updated(gradient: Vector, before: Vector, beta: float) -> Vector:
         exact += beta * earlier[block]
         gradient[block] = exact
     return gradient
+
+
+def marked() -> dict[str, int]:
+    """Return the mark of a momentum, with a number that nobody can guess.
+
+    A record travels under the hash of its bytes. One that others could guess they could
+    send first, with parts that are not its own.
+    """
+    return {MARK: secrets.randbits(62)}

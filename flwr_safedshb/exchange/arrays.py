@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
 from flwr_safedshb.flower.compat import NUMPY, plain_array, refilled
@@ -48,7 +48,7 @@ _MAX_OVERHEAD = _PREFIX + _MAX_HEADER
 
 # Names that an error quotes, and characters of each.
 _TOLD, _LONG = 3, 60
-_NOTHING = ArrayRecord()
+_NOTHING, _METRICS = ArrayRecord(), MetricRecord({"num-examples": 0})
 
 _Header = tuple[tuple[int, ...], bool, np.dtype[np.generic]]
 
@@ -164,6 +164,26 @@ def written(names: Iterable[str], arrays: Iterable[NDArray[np.generic]]) -> Arra
     """Return a record with these names, which may be those of another, and values."""
     values = zip(names, arrays, strict=True)
     return refilled(_NOTHING, {name: encoded(array) for name, array in values})
+
+
+def reply_with(
+    message: Message,
+    names: Iterable[str],
+    momentum: Arrays,
+    num_examples: int,
+    said: Mapping[str, object],
+) -> Message:
+    """Return the momentum under the names of the model's arrays.
+
+    Of what the client says beside it, only its mark and the cost of the run go along.
+    """
+    kept = {name: said[name] for name in (EPSILON, DELTA, MARK) if name in said}
+    metrics = {"num-examples": num_examples, **kept}
+    records = {
+        "arrays": written(names, momentum),
+        "metrics": refilled(_METRICS, metrics),
+    }
+    return Message(refilled(message.content, records), reply_to=message)
 
 
 def descended(

@@ -15,25 +15,37 @@ from dataclasses import dataclass
 import torch
 from flwr.app import Context, Message, MessageType
 
-from flwr_safedshb.client.app import PrivateClientApp, content_of, readable, reply_with
-from flwr_safedshb.client.client import SafeDSHBClient, marked, refusal
+from flwr_safedshb.client.client import (
+    PrivateClientApp,
+    SafeDSHBClient,
+    content_of,
+    readable,
+)
 from flwr_safedshb.client.momentum import Kept
+from flwr_safedshb.client.node import refusal
 from flwr_safedshb.client.statement import statement
-from flwr_safedshb.client.step import Step, charge, draw_of, finish, load, step_of
-from flwr_safedshb.exchange.arrays import Arrays
+from flwr_safedshb.client.step import (
+    Step,
+    charge,
+    draw_of,
+    finish,
+    load,
+    marked,
+    step_of,
+)
+from flwr_safedshb.exchange.arrays import Arrays, reply_with
 from flwr_safedshb.flower.compat import separate, set_id
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.examples import causes_shown, joined, rows, spec, tensors_of
+from flwr_safedshb.privacy.examples import Drawn, joined, rows, spec, tensors_of
 from flwr_safedshb.privacy.gaussian import (
     Draw,
-    Drawn,
     Vector,
     private_vector,
     released,
     sampled,
-    unwarned,
 )
+from flwr_safedshb.privacy.unusable import causes_shown, unwarned
 
 
 class BatchedGrid(InProcessGrid):

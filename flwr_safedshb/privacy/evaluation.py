@@ -31,18 +31,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from flwr_safedshb.privacy.clipping.passes import Pass, called
-from flwr_safedshb.privacy.examples import (
-    Batch,
-    Data,
-    Loss,
-    PerExampleLoss,
-    log_unusable,
-    rows,
-    tensors_of,
-)
-from flwr_safedshb.privacy.gaussian import read_example, unwarned, whole_tensors
+from flwr_safedshb.privacy.examples import Batch, Examples, examples_of, tensors_of
+from flwr_safedshb.privacy.losses import Loss, PerExampleLoss
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import Randomness, rounded
+from flwr_safedshb.privacy.unusable import log_unusable, unwarned
 
 Floats = NDArray[np.float64]
 # From the outputs and the target of one example to whether the outputs are right.
@@ -107,7 +100,7 @@ def is_right(outputs: Batch, target: Batch) -> bool:
 
 def private_counts(
     model: tuple[nn.Module, Loss],
-    dataset: Data,
+    dataset: object,
     plan: PrivacyPlan,
     randomness: Randomness,
     question: Question,
@@ -118,7 +111,7 @@ def private_counts(
     Parameters
     ----------
     model : (model, loss)
-    dataset : Dataset of (input, target), or a pair of tensors of shape (m, ...)
+    dataset : Examples, or what `examples_of` takes
     plan : PrivacyPlan
         For ``sampling="whole"``; its noise is in units of the question's sensitivity.
     randomness : Randomness
@@ -128,6 +121,7 @@ def private_counts(
     """
     if plan.sampling != "whole":
         raise ValueError(f"sampling={plan.sampling!r} must be 'whole' to evaluate")
+    examples = examples_of(dataset)
     module = copy.deepcopy(model[0]).eval()
     alone = Pass(module, PerExampleLoss(model[1]), torch.float64)
     sums = np.zeros(2 + 3 * (question.num_classes or 0), np.int64)
@@ -135,7 +129,7 @@ def private_counts(
     with unwarned(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         for index, seed in enumerate(seeds):
             torch.manual_seed(seed)  # whatever the examples before have drawn
-            sums += _numbers(*alone.fresh(), dataset, index, question, right)
+            sums += _numbers(*alone.fresh(), examples, index, question, right)
     std = plan.noise_multiplier * question.sensitivity
     noisy = randomness.gaussian(len(sums), std)
     noisy += sums / _UNIT
@@ -151,7 +145,7 @@ def private_counts(
 def _numbers(
     module: nn.Module,
     loss: PerExampleLoss,
-    dataset: Data,
+    examples: Examples,
     index: int,
     question: Question,
     right: Right,
@@ -159,7 +153,7 @@ def _numbers(
     """Return the numbers of one example, in units of 2^-20."""
     found = np.zeros(2 + 3 * (question.num_classes or 0), np.int64)
     correct, share, label = False, 1.0, -1
-    example = _example(dataset, index)
+    example = examples.one(index)
     if example is not None:
         inputs, target = example
         try:
@@ -177,14 +171,6 @@ def _numbers(
         by_class = found[2:].reshape(3, -1)
         by_class[:, label] = _UNIT, correct * _UNIT - _UNIT // 2, whole - _UNIT // 2
     return found
-
-
-def _example(dataset: Data, index: int) -> tuple[Batch, Batch] | None:
-    tensors = whole_tensors(dataset)
-    if tensors is None:
-        return read_example(dataset, index)
-    one = slice(index, index + 1)
-    return rows(tensors[0], one), rows(tensors[1], one)
 
 
 def _label(target: Batch, question: Question) -> int:

@@ -1,4 +1,4 @@
-"""A client's examples: batches, the loss of each, and what becomes of those without.
+"""A client's examples: whole arrays, or items of any kind, as batches of them.
 
 A batch is a tensor with examples on the first axis, or a nest of such tensors: dicts,
 lists and tuples, as `torch.vmap` takes them.
@@ -6,45 +6,182 @@ lists and tuples, as `torch.vmap` takes them.
 
 from __future__ import annotations
 
-import copy
-import functools
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
+import numpy as np
 import torch
-from torch import nn
-from torch.nn import functional
-from torch.nn.modules.loss import _Loss
+from numpy.typing import NDArray
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from flwr_safedshb.privacy.unusable import log_unusable
 
 Batch: TypeAlias = "torch.Tensor | Sequence[Batch] | Mapping[str, Batch]"
 # How a nest is built; of every tensor the shape, without the first axis, and type.
 Spec: TypeAlias = tuple[object, ...]
 Example = tuple[Batch, Batch]
-# Batches, which those who hand them in know better.
-Data = Dataset[Any] | tuple[Any, Any]
-Loss = Callable[..., torch.Tensor]
-_logger = logging.getLogger(__name__)
-_shown: ContextVar[bool] = ContextVar("shown", default=False)
-# Losses that compare an output with the target in the same place.
-_ELEMENTWISE = (
-    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
-    *(nn.BCELoss, nn.BCEWithLogitsLoss),
-)
-# Those of torch that give each row a value of its own.
-_LOSSES = (*_ELEMENTWISE, nn.CrossEntropyLoss, nn.NLLLoss)
-_FUNCTIONS = (
-    *(functional.cross_entropy, functional.nll_loss, functional.binary_cross_entropy),
-    *(functional.binary_cross_entropy_with_logits, functional.mse_loss),
-    *(functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss),
-)
-_interned: dict[object, Loss] = {}
-# Characters of an error's text.
-_LONG = 300
+# Inputs, targets, and which of them count, if not all.
+Drawn = tuple[Batch, Batch, torch.Tensor | None]
+# From an item to its input and its target.
+Unpack = Callable[[Any], tuple[Any, Any]]
+
+UNREAL = "values that are not finite; fill them in, or leave these examples out"
+# What numpy makes an array of numbers of, if it holds nothing else.
+_PLAIN = (bool, int, float, np.generic, np.ndarray, tuple, list)
+# Keys of a dict that an error quotes.
+_TOLD = 8
+_looked_at = WeakTensorKeyDictionary()
+
+
+class DatasetError(ValueError):
+    """Input and target of the examples cannot be told; says what they are instead."""
+
+
+class Examples(ABC):
+    """Private examples: pairs of an input and a target.
+
+    Their number, and the shape and type of one, are taken to be public.
+
+    Attributes
+    ----------
+    size : int
+    like : (inputs, targets), or None
+        A batch with the shape and type that examples have; None if none can be read.
+    """
+
+    size: int
+    like: Example | None
+
+    @abstractmethod
+    def batch(
+        self, chosen: NDArray[np.int64], taken: NDArray[np.bool_] | None
+    ) -> Drawn:
+        """Return chosen examples, and which of them count: those that are `taken`.
+
+        One that cannot be read, or that is unlike the others in shape or type, keeps
+        its place, which another then fills.
+        """
+
+    @abstractmethod
+    def one(self, index: int) -> Example | None:
+        """Return an example as a batch of one; None if it cannot be read."""
+
+    @abstractmethod
+    def some(self, which: NDArray[np.int64]) -> Examples:
+        """Return the examples at these places."""
+
+
+class Whole(Examples):
+    """Examples as the rows of tensors, or of nests of them."""
+
+    def __init__(self, inputs: Batch, targets: Batch) -> None:
+        self.like: Example = inputs, targets
+        self.tensors = tensors_of(inputs, targets)
+        sizes = {len(tensor) if tensor.dim() else 0 for tensor in self.tensors}
+        if len(sizes) != 1:
+            raise DatasetError(
+                "inputs and targets must have an example in every row, and as many "
+                f"rows; they have {', '.join(map(str, sorted(sizes)))}"
+            )
+        (self.size,) = sizes
+
+    def batch(
+        self, chosen: NDArray[np.int64], taken: NDArray[np.bool_] | None
+    ) -> Drawn:
+        """Return chosen examples, and which of them count: those that are taken."""
+        inputs, targets = self._rows(torch.from_numpy(chosen))
+        return inputs, targets, None if taken is None else torch.from_numpy(taken)
+
+    def one(self, index: int) -> Example:
+        """Return an example as a batch of one."""
+        return self._rows(slice(index, index + 1))
+
+    def some(self, which: NDArray[np.int64]) -> Whole:
+        """Return the examples at these places."""
+        return Whole(*self._rows(torch.from_numpy(which)))
+
+    def _rows(self, which: torch.Tensor | slice) -> Example:
+        inputs, targets = self.like
+        return rows(inputs, which), rows(targets, which)
+
+
+def examples_of(
+    dataset: object, target: str | None = None, unpack: Unpack | None = None
+) -> Examples:
+    """Return data as people have them as examples.
+
+    Parameters
+    ----------
+    dataset : Dataset, sequence, or pair of arrays
+    target : str, optional
+        Of items that are dicts, the key of the target. The rest is the input: the value
+        itself if it is one, else a dict, which the model gets as keywords.
+    unpack : callable, optional
+        From an item of any other kind to its input and its target.
+
+    Raises
+    ------
+    DatasetError
+        If the first items are something else; says what they are, and the remedy.
+    """
+    if isinstance(dataset, Examples):
+        return dataset
+    if target is not None and unpack is not None:
+        raise DatasetError("give target or unpack, not both: unpack returns the target")
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2 and not unpack:
+        dataset = dataset.tensors
+    if _is_pair(dataset):
+        if target is not None or unpack is not None:
+            raise DatasetError("a pair (inputs, targets) takes no target and no unpack")
+        inputs, targets = cast(Sequence[object], dataset)
+        whole = Whole(nest_of(inputs, "inputs"), nest_of(targets, "targets"))
+        _log_unreal(whole.tensors)
+        return whole
+    if isinstance(dataset, DataLoader):
+        raise DatasetError(
+            "dataset is a DataLoader; give what it loads, loader.dataset: the plan "
+            "draws the batches itself, because how they are drawn decides the privacy"
+        )
+    by_number = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if not by_number or isinstance(dataset, IterableDataset | Mapping):
+        raise DatasetError(
+            f"dataset is a {type(dataset).__name__}, whose items have no numbers; give "
+            "a list or Dataset of items, or a pair (inputs, targets) of arrays"
+        )
+    # It builds on this file.
+    from flwr_safedshb.privacy.items import Items
+
+    return Items(cast(Dataset[object], dataset), target, unpack)
+
+
+def _log_unreal(tensors: Sequence[torch.Tensor]) -> None:
+    """Write to the node's log how many rows of whole arrays have values like NaN.
+
+    Once: apps hand in the same arrays with every message, and to look takes time.
+    """
+    if all(tensor in _looked_at for tensor in tensors):
+        return
+    _looked_at.update((tensor, True) for tensor in tensors)
+    if all(tensor.sum().isfinite() for tensor in tensors):
+        return
+    real = [tensor.isfinite().reshape(len(tensor), -1).all(1) for tensor in tensors]
+    if count := int((~torch.stack(real).all(0)).sum()):
+        log_unusable(count, ValueError(UNREAL))
+
+
+def _is_pair(dataset: object) -> bool:
+    """Say whether a dataset is inputs and targets, each as a whole."""
+    if isinstance(dataset, tuple):
+        return len(dataset) == 2
+    arrays = torch.Tensor | np.ndarray
+    return (
+        isinstance(dataset, list)
+        and len(dataset) == 2
+        and all(isinstance(part, arrays) and part.ndim > 0 for part in dataset)
+    )
 
 
 def tensors_of(*batches: Batch) -> list[torch.Tensor]:
@@ -92,6 +229,11 @@ def as_batch(one: Batch) -> Batch:
     return _of_tensors(lambda tensor: tensor.unsqueeze(0), one)
 
 
+def apart(batch: Batch) -> Batch:
+    """Return k examples as k batches of one."""
+    return _of_tensors(lambda tensor: tensor.unsqueeze(1), batch)
+
+
 def _of_tensors(
     function: Callable[[torch.Tensor], torch.Tensor], batch: Batch
 ) -> Batch:
@@ -102,178 +244,52 @@ def _of_tensors(
     return cast(Batch, tree_map_only(torch.Tensor, function, batch))
 
 
-def in_words(batch: Batch) -> str:
-    """Return types and shapes, with k for the number of examples."""
-    if isinstance(batch, torch.Tensor):
-        return f"{str(batch.dtype).removeprefix('torch.')} {shape_in_words(batch)}"
-    if isinstance(batch, dict):
-        parts = [f"{name}: {in_words(part)}" for name, part in batch.items()]
-        return f"{{{', '.join(parts)}}}"
-    if isinstance(batch, tuple | list):
-        return f"[{', '.join(map(in_words, batch))}]"
-    return type(batch).__name__
+def nest_of(value: object, name: str) -> Batch:
+    """Return a value as a tensor or a nest of tensors.
 
-
-def shape_in_words(tensor: torch.Tensor) -> str:
-    """Return a shape, with k for the number of examples."""
-    return f"({', '.join(['k', *map(str, tensor.shape[1:])])})"
-
-
-class UnsupportedModelError(ValueError):
-    """The model or loss has no per-example gradients that could be bounded."""
-
-
-class PerExampleLoss:
-    """A loss that returns a value per example.
-
-    Parameters
-    ----------
-    loss : callable (outputs, targets) -> Tensor
-        Either any callable that returns one value per example, such as
-        ``functools.partial(F.cross_entropy, reduction="none")``, or a torch loss
-        module with any reduction: the reduction over the batch is dropped, and that
-        over an example's own values, of several labels or pixels, stays. Such a module
-        gets the ``logits`` of what a model of Hugging Face returns.
+    What is no tensor yet becomes one of the type that models and losses take: torch's
+    usual floats, and int64.
     """
-
-    def __init__(self, loss: Loss) -> None:
-        self._reduce: Callable[..., torch.Tensor] | None = None
-        if isinstance(loss, _Loss) and loss.reduction != "none":
-            weighted = isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
-            if isinstance(loss, nn.CTCLoss) or (
-                weighted and getattr(loss, "weight", None) is not None
-            ):
-                raise UnsupportedModelError(
-                    f"{type(loss).__name__} with reduction={loss.reduction!r} divides "
-                    "by a sum over the batch, which mixes examples; use "
-                    "reduction='none'"
-                )
-            self._reduce = torch.sum if loss.reduction == "sum" else torch.mean
-            loss = copy.copy(loss)
-            loss.reduction = "none"
-        self._loss = loss
-        self._elementary = _elementary(loss)
-
-    def __call__(self, outputs: Batch, targets: Batch) -> torch.Tensor:
-        """Return the losses of k examples, (k,).
-
-        Raises
-        ------
-        UnsupportedModelError
-            If the loss does not give k values for k targets.
-        """
-        if isinstance(self._loss, _Loss):
-            if not isinstance(outputs, torch.Tensor):
-                outputs = getattr(outputs, "logits", outputs)
-            _refuse_no_rows(self._loss, outputs, targets)
-            _refuse_broadcasting(self._loss, outputs, targets)
-        values = self._loss(outputs, targets)
-        count = tensors_of(targets)[0].shape[0]
-        if values.shape == (count,):
-            return values
-        several = values.numel() > count and values.shape[:1] == (count,)
-        if several and self._reduce is not None:
-            values = self._reduce(values.reshape(count, -1), dim=1)
-        if values.shape[:1] != (count,) or values.numel() != count:
-            raise UnsupportedModelError(
-                "the loss must return one value per example, a tensor of shape (k,) "
-                f"for k examples, got one with {values.dim()} axes; use "
-                "reduction='none' and reduce what is left within each example"
-            )
-        return values.reshape(count)
-
-    def each(self, outputs: Batch, targets: Batch) -> torch.Tensor:
-        """Return the same, and let no value depend on another example."""
-        if self._elementary:
-            return self(outputs, targets)
-        return torch.vmap(self.one)(outputs, targets)
-
-    def one(self, outputs: Batch, targets: Batch) -> torch.Tensor:
-        """Return the loss of one example, which has no axis of examples."""
-        return self(as_batch(outputs), as_batch(targets)).squeeze(0)
-
-
-def _elementary(loss: object) -> bool:
-    """Say whether it is known that no value depends on another example."""
-    if isinstance(loss, functools.partial):
-        plain = not loss.args and loss.keywords == {"reduction": "none"}
-        return loss.func in _FUNCTIONS and plain
-    return isinstance(loss, _Loss) and type(loss) in _LOSSES and unhooked(loss)
-
-
-def interned(loss: Loss) -> Loss:
-    """Return one object for equal losses of torch, and any other loss as it is.
-
-    Apps make them anew for every message, and what was checked is the very object.
-    """
-    if isinstance(loss, functools.partial) or not _elementary(loss):
-        return loss
-    module = cast(nn.Module, loss)
-    if any(weight is not None for weight in module._buffers.values()):
-        return loss
-    told = {name: v for name, v in vars(module).items() if not name.startswith("_")}
-    # A copy: the app may change its own.
-    return _interned.setdefault((type(module), *told.items()), copy.copy(loss))
-
-
-def _refuse_no_rows(loss: _Loss, outputs: Batch, targets: Batch) -> None:
-    """Refuse what is no tensor with a row for each example, of torch's losses."""
-    if not type(loss).__module__.startswith("torch.nn"):
-        return
-    if not isinstance(outputs, torch.Tensor):
-        raise UnsupportedModelError(
-            f"{type(loss).__name__} needs a tensor, and the model returns a "
-            f"{type(outputs).__name__}; choose from it in a loss of your own, as in "
-            "lambda o, y: F.cross_entropy(o[0], y, reduction='none')"
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, Mapping):
+        return {
+            str(key): nest_of(value[key], f"{name}[{key!r}]") for key in sorted(value)
+        }
+    if hasattr(value, "to_numpy"):  # a frame or a column of pandas
+        value = value.to_numpy()
+    if isinstance(value, tuple | list) and not _of_numbers(value):
+        return [nest_of(part, f"{name}[{i}]") for i, part in enumerate(value)]
+    array = np.asarray(value) if isinstance(value, _PLAIN) else None
+    if array is None or array.dtype.kind not in "biuf":
+        raise DatasetError(
+            f"the {name} is {kind_of(value)}, and no tensor, array or number; make it "
+            "one in the dataset, or leave it out by unpack="
         )
-    if outputs.shape[:1] != tensors_of(targets)[0].shape[:1]:
-        raise UnsupportedModelError(
-            "the model must return a row for each example; squeeze() drops that axis "
-            "where there is one example: name the axis to drop, as in squeeze(1)"
-        )
+    if array.dtype.kind == "f":
+        return torch.from_numpy(np.array(array)).to(torch.get_default_dtype())
+    wide = array.dtype.kind in "iu" and array.dtype != np.uint8
+    return torch.from_numpy(np.array(array, np.int64 if wide else None))
 
 
-def _refuse_broadcasting(loss: _Loss, outputs: Batch, targets: Batch) -> None:
-    """Refuse shapes of which torch would compare each output with every target."""
-    if not isinstance(loss, _ELEMENTWISE) or not isinstance(outputs, torch.Tensor):
-        return
-    if isinstance(targets, torch.Tensor) and outputs.shape != targets.shape:
-        shapes = " and ".join(shape_in_words(part) for part in (outputs, targets))
-        raise UnsupportedModelError(
-            f"{type(loss).__name__} needs outputs and targets of one shape, got "
-            f"{shapes}; turn the targets by unsqueeze(1), or the outputs by squeeze(1)"
-        )
+def _of_numbers(value: Sequence[object]) -> bool:
+    """Say whether a list has numbers, or lists of them, and nothing else."""
+    return bool(value) and all(
+        _of_numbers(part)
+        if isinstance(part, tuple | list)
+        else isinstance(part, bool | int | float | np.number | np.bool_)
+        for part in value
+    )
 
 
-def unhooked(module: nn.Module) -> bool:
-    """Say whether nothing is hooked to a module."""
-    # A hook may replace a weight, what the module returns, or what comes back to it.
-    hooks = (module._forward_hooks, module._forward_pre_hooks)
-    return not any((*hooks, module._backward_hooks, module._backward_pre_hooks))
-
-
-def log_unusable(count: int, error: Exception) -> None:
-    """Write to this node's log that examples count as zero, and why.
-
-    The text of an error may quote the data: it is there for those who look closer, and
-    where causes are shown.
-    """
-    what = type(error).__name__
-    if _shown.get():
-        what += f": {' '.join(str(error).split())[:_LONG]}"
-    _logger.warning("%d examples cannot be used and count as zero: %s", count, what)
-    _logger.debug("Why they cannot be used", exc_info=error)
-
-
-@contextmanager
-def causes_shown(shown: bool = True) -> Iterator[None]:
-    """Let logs have the texts of errors, which may quote the data.
-
-    For the data's owner, and for simulations: their noise comes from a seed, and
-    protects nobody.
-    """
-    before = _shown.set(shown or _shown.get())
-    try:
-        yield
-    finally:
-        _shown.reset(before)
+def kind_of(value: object) -> str:
+    """Say what a value is, without its content."""
+    if isinstance(value, Mapping):
+        keys = list(map(str, value))
+        more = f" and {len(keys) - _TOLD} more" if len(keys) > _TOLD else ""
+        return f"dicts with keys {', '.join(keys[:_TOLD])}{more}"
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__}s of {len(value)}"
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return "single arrays"
+    return f"of type {type(value).__name__}"

@@ -17,8 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
-from flwr_safedshb.client.app import client_app
-from flwr_safedshb.client.client import SafeDSHBClient
+from flwr_safedshb.client.client import SafeDSHBClient, client_app
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.server.strategy import SafeDSHB
 from simulations.models import MLP, LogisticRegression

@@ -21,13 +21,11 @@ from torch.utils.data import Dataset
 from flwr_safedshb import trained_arrays
 from flwr_safedshb.client import client as clients
 from flwr_safedshb.client import step as steps
-from flwr_safedshb.client.app import client_app
-from flwr_safedshb.client.client import RefusedError, SafeDSHBClient
+from flwr_safedshb.client.client import RefusedError, SafeDSHBClient, client_app
 from flwr_safedshb.client.node import LEDGER_NAME
 from flwr_safedshb.exchange.arrays import MARK
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.examples import interned
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 from tests.clients import (
@@ -128,13 +126,16 @@ def test_the_charge_comes_before_the_data(tmp_path: Path) -> None:
 
         def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
             self.charged.append(len(ledger(tmp_path).charges()))
+            if index < 3:
+                return torch.ones(3), torch.ones(())
             raise KeyError(SECRET)
 
+    make(node(tmp_path))  # which opens the ledger
     examples = Watching()
     client = make(node(tmp_path), dataset=examples)
     momentum, _, _ = client.fit([*THETA], {"step": 0, "momentum": 0.5})
     # Before, only for the shape of an example; and there is an answer all the same.
-    assert examples.charged == [0] * 20 + [1] * 20
+    assert examples.charged == [0] * 3 + [1] * PLAN.batch_size
     assert any(layer.any() for layer in momentum)
     assert len(ledger(tmp_path).charges()) == 1
 
@@ -456,26 +457,29 @@ def test_a_model_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(made) == 2
 
 
-def test_equal_losses_of_torch_are_one_and_others_are_not() -> None:
-    one = interned(torch.nn.CrossEntropyLoss())
-    assert interned(torch.nn.CrossEntropyLoss()) is one
+def test_a_model_is_prepared_once_for_equal_losses_of_torch_and_for_no_others() -> None:
+    model = torch.nn.Linear(3, 2)
+
+    def prepared(loss: torch.nn.Module) -> ClippedGradients:
+        return make(node(), model=model, loss=loss).gradients
+
+    one = prepared(torch.nn.CrossEntropyLoss())
+    assert prepared(torch.nn.CrossEntropyLoss()) is one
+    hooked = torch.nn.CrossEntropyLoss()
+    hooked.register_forward_hook(lambda *_: torch.zeros(3))
     others = [
         torch.nn.CrossEntropyLoss(label_smoothing=0.1),
         torch.nn.CrossEntropyLoss(reduction="none"),
-        torch.nn.CrossEntropyLoss(weight=torch.ones(2)),
         torch.nn.NLLLoss(),
+        hooked,
     ]
-    assert one not in map(interned, others)
-    own = torch.nn.MSELoss()
-    kept = interned(own)
-    own.reduction = "none"  # the app's own, which it may change
-    assert kept is not own
-    assert interned(torch.nn.MSELoss()) is kept
-    assert kept.reduction == "mean"  # type: ignore[attr-defined]
-    hooked = torch.nn.MSELoss()
-    hooked.register_forward_hook(lambda *_: torch.zeros(3))
-    assert interned(hooked) is hooked
-    assert interned(own.forward) == own.forward
+    assert one not in map(prepared, others)
+    own = torch.nn.NLLLoss(reduction="none")
+    kept = prepared(own)
+    batch = torch.ones(4, 3), torch.ones(4, dtype=torch.long)
+    before = kept.flat_sum(*batch)
+    own.reduction = "mean"  # the app's own, which it may change
+    assert torch.equal(kept.flat_sum(*batch), before)
 
 
 def test_an_unexpected_failure_is_logged_here_and_not_sent(

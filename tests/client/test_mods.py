@@ -17,8 +17,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import (
     Stage,
 )
 
-from flwr_safedshb.client.app import client_app
-from flwr_safedshb.client.client import RefusedError, SafeDSHBClient
+from flwr_safedshb.client.client import RefusedError, SafeDSHBClient, client_app
 from flwr_safedshb.flower.compat import identify
 from tests.clients import THETA, ledger, make, node
 

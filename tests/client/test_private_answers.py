@@ -12,13 +12,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from torch import nn
 from torch.utils.data import Dataset
 
-from flwr_safedshb.client.app import client_app
-from flwr_safedshb.client.client import SafeDSHBClient
-from flwr_safedshb.client.evaluation import PrivateEvaluation, divided
+from flwr_safedshb.client.client import SafeDSHBClient, client_app
+from flwr_safedshb.client.evaluation import PrivateEvaluation, private_answer
+from flwr_safedshb.client.held_out import divided
 from flwr_safedshb.client.node import RefusedError
 from flwr_safedshb.exchange.evaluations import MAX_LOSS, PER_CLASS, PRIVATE
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.privacy.accounting.accountant import epsilon
+from flwr_safedshb.privacy.examples import Whole
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from tests.clients import Layers, Scalar, ledger, node
 
@@ -56,7 +57,7 @@ def seeded(held_out: int = 0, **settings: Any) -> SafeDSHBClient:
 def test_right_answers_and_clipped_losses_are_counted(
     theta: Layers, right: int, loss: float
 ) -> None:
-    told = seeded().count(theta, {**ASKED, PER_CLASS: True})
+    told = private_answer(seeded(), theta, {**ASKED, PER_CLASS: True})
     assert told["num-examples"] == M
     assert told["correct"] == pytest.approx(right, abs=1e-3)
     # Wrong ones lose 9, of which 4 count.
@@ -72,7 +73,7 @@ def test_the_noise_is_that_of_the_sensitivity() -> None:
     few, plan = (INPUTS[:4], LABELS[:4]), PrivacyPlan(1.0, 1.0, 4, 4)
     client = seeded(noise=3.0, dataset=few, plan=plan)
     for number in range(400):
-        told = client.count(RIGHT, {**ASKED, PRIVATE: number})
+        told = private_answer(client, RIGHT, {**ASKED, PRIVATE: number})
         assert told["noise-std"] == pytest.approx(3.0 * math.sqrt(2))
         found.append([told["correct"], told["loss"]])
     spread = np.std(found, axis=0) / (3.0 * math.sqrt(2))
@@ -82,18 +83,20 @@ def test_the_noise_is_that_of_the_sensitivity() -> None:
 
 def test_held_out_examples_alone_are_counted_and_do_not_train() -> None:
     client = seeded(HELD_OUT)
-    assert client.count(RIGHT, ASKED)["num-examples"] == HELD_OUT
+    assert private_answer(client, RIGHT, ASKED)["num-examples"] == HELD_OUT
     assert client.plan.num_examples == M - HELD_OUT
-    kept, aside = divided((INPUTS, torch.arange(M)), M, HELD_OUT)
-    assert not {*kept[1].tolist()} & {*aside[1].tolist()}
-    assert len(kept[1]) + len(aside[1]) == M
+    kept, aside = divided(Whole(INPUTS, torch.arange(M)), HELD_OUT)
+    assert isinstance(kept, Whole)
+    assert isinstance(aside, Whole)
+    both = [*kept.tensors[1].tolist(), *aside.tensors[1].tolist()]
+    assert sorted(both) == [*range(M)]
 
 
 def test_every_answer_is_charged_and_composed_with_training(tmp_path: Path) -> None:
     context = node(tmp_path)
     client = make(context, noise=5.0, randomness=None)
     for _ in range(3):  # whatever is asked again is charged again
-        client.count(RIGHT, ASKED)
+        private_answer(client, RIGHT, ASKED)
     client.fit(RIGHT, TRAIN)
     plans = [(c.plan.sampling, c.plan.num_examples) for c in ledger(tmp_path).charges()]
     assert plans == [("whole", M)] * 3 + [("fixed", M)]
@@ -105,7 +108,7 @@ def test_every_answer_is_charged_and_composed_with_training(tmp_path: Path) -> N
 def test_held_out_examples_cost_the_larger_over_runs(tmp_path: Path) -> None:
     for run in ("one", "two"):
         client = make(node(tmp_path), HELD_OUT, noise=5.0, randomness=None)
-        client.count(RIGHT, {**ASKED, "session": run})
+        private_answer(client, RIGHT, {**ASKED, "session": run})
         client.fit(RIGHT, {**TRAIN, "session": run})
     plain = PrivacyPlan(1.0, 1.0, 4, M - HELD_OUT)
     second = PrivateEvaluation(5.0).plan(HELD_OUT)
@@ -131,7 +134,7 @@ def test_with_other_data_or_another_split_the_sum_is_due(
     context = node(tmp_path)
     data = (inputs, labels)
     second = make(context, held_out, dataset=data, noise=5.0, randomness=None)
-    second.count(RIGHT, ASKED)
+    private_answer(second, RIGHT, ASKED)
     plain = PrivacyPlan(1.0, 1.0, 4, M - HELD_OUT)
     plans = [plain, PrivateEvaluation(5.0).plan(held_out)]
     costs = [epsilon([(plan, 1)], 1e-5) for plan in plans]
@@ -167,8 +170,9 @@ def test_data_that_are_read_one_by_one_pay_for_both(tmp_path: Path) -> None:
     data = OneByOne()
     client = make(node(tmp_path), HELD_OUT, dataset=data, randomness=None, noise=5)
     assert client.plan.part == "all"
-    assert client.count(RIGHT, ASKED)["num-examples"] == HELD_OUT
-    assert seeded(dataset=OneByOne()).count(RIGHT, ASKED)["correct"] == pytest.approx(M)
+    assert private_answer(client, RIGHT, ASKED)["num-examples"] == HELD_OUT
+    told = private_answer(seeded(dataset=OneByOne()), RIGHT, ASKED)
+    assert told["correct"] == pytest.approx(M)
 
 
 def odd(**changes: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -195,7 +199,7 @@ def test_an_odd_example_counts_as_one_and_is_answered(
     """One example, whatever it is, moves the sums by no more than the sensitivity."""
     with warnings.catch_warnings():
         told, usual = (
-            seeded(dataset=data).count(RIGHT, {**ASKED, PER_CLASS: per_class})
+            private_answer(seeded(dataset=data), RIGHT, {**ASKED, PER_CLASS: per_class})
             for data in (dataset, (INPUTS, LABELS))
         )
     names = ["correct", "loss"]
@@ -222,15 +226,15 @@ def test_odd_messages_are_refused_and_cost_nothing(
 ) -> None:
     client = make(node(tmp_path), noise=5.0, randomness=None)
     with pytest.raises(RefusedError, match="the message"):
-        client.count(RIGHT, {**ASKED, **asked})
+        private_answer(client, RIGHT, {**ASKED, **asked})
     with pytest.raises(RefusedError, match="arrays of shapes"):
-        client.count(RIGHT[:1], ASKED)
+        private_answer(client, RIGHT[:1], ASKED)
     assert ledger(tmp_path).charges() == []
 
 
 def ask_on(client: SafeDSHBClient) -> None:
     for _ in range(1000):
-        client.count(RIGHT, ASKED)
+        private_answer(client, RIGHT, ASKED)
 
 
 def test_a_budget_that_is_spent_ends_evaluations_and_training(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from flwr_safedshb.client.client import RefusedError, SafeDSHBClient, Scalar
+from flwr_safedshb.client.client import RefusedError, SafeDSHBClient
+from flwr_safedshb.client.step import Scalar
 from flwr_safedshb.deployment.audit.messages import odd_configs, send_odd_messages
 from flwr_safedshb.deployment.audit.transcripts import BAD, compare_transcripts
 from flwr_safedshb.exchange.arrays import Arrays
+from flwr_safedshb.privacy.examples import tensors_of
 
 pytestmark = pytest.mark.federation
 
@@ -28,8 +30,9 @@ class Careless(SafeDSHBClient):
     def fit(self, parameters: Arrays, config: Mapping[str, Scalar]) -> Fitted:
         step = config.get("step")
         if not isinstance(step, int):
-            first, _ = self.dataset[0]
-            raise RefusedError(f"no step for {float(first.sum())}")
+            example = self.dataset.one(0)
+            assert example is not None
+            raise RefusedError(f"no step for {float(tensors_of(*example)[0].sum())}")
         return super().fit(parameters, config)
 
 
@@ -69,12 +72,8 @@ class RepliesWithErrors(SafeDSHBClient):
     def fit(self, parameters: Arrays, config: Mapping[str, Scalar]) -> Fitted:
         fitted = super().fit(parameters, config)
         for index in range(0, self.plan.num_examples, 1 + int(config["step"]) % 2):
-            try:
-                inputs, label = self.dataset[index]
-                usable = bool(inputs.isfinite().all()) and int(label) in (0, 1)
-            except Exception:
-                usable = False
-            if not usable:
+            example = self.dataset.one(index)
+            if example is None or int(tensors_of(*example)[1]) not in (0, 1):
                 raise RefusedError("the step failed on an example")
         return fitted
 

@@ -17,8 +17,7 @@ from torch import nn
 
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.attacks import ALIE
-from flwr_safedshb.client.app import client_app
-from flwr_safedshb.client.client import SafeDSHBClient
+from flwr_safedshb.client.client import SafeDSHBClient, client_app
 from flwr_safedshb.grids.adversarial import AdversarialGrid
 from flwr_safedshb.grids.batched import BatchedGrid
 from flwr_safedshb.grids.in_process import InProcessGrid

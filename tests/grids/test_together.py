@@ -12,6 +12,7 @@ from flwr_safedshb.privacy.clipping.gradients import (
     ClippedGradients,
     UnsupportedModelError,
 )
+from flwr_safedshb.privacy.examples import Whole
 from flwr_safedshb.privacy.gaussian import Draw, private_gradient
 from flwr_safedshb.privacy.plan import PrivacyPlan, Sampling
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
@@ -34,14 +35,14 @@ def examples(client: int, size: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def draw(client: int, sampling: Sampling = "fixed", batch_size: int = 8) -> Draw:
-    data = examples(client)
-    plan = PrivacyPlan(0.7, 1e-6, batch_size, len(data[1]), sampling)
+    data = Whole(*examples(client))
+    plan = PrivacyPlan(0.7, 1e-6, batch_size, data.size, sampling)
     return Draw(data, plan, SeededRandomness(5).for_step(client, 0))
 
 
 def alone(gradients: ClippedGradients, mine: Draw, decay: float) -> torch.Tensor:
     layers = private_gradient(
-        gradients, mine.dataset, mine.plan, mine.randomness, decay
+        gradients, mine.examples, mine.plan, mine.randomness, decay
     )
     return torch.cat([torch.from_numpy(layer).flatten() for layer in layers])
 
@@ -90,7 +91,7 @@ def test_inputs_that_do_not_fit_the_model_are_refused_whatever_they_hold() -> No
     said = set()
     for value in (0.0, 77.0):
         wrong = torch.full((40, 7), value), torch.zeros(40)
-        other = Draw(wrong, draw(0).plan, SeededRandomness(5))
+        other = Draw(Whole(*wrong), draw(0).plan, SeededRandomness(5))
         with pytest.raises(UnsupportedModelError, match="made-up") as caught:
             private_vectors(gradients, [draw(0), other])
         said.add(str(caught.value))
@@ -99,7 +100,7 @@ def test_inputs_that_do_not_fit_the_model_are_refused_whatever_they_hold() -> No
 
 def test_noise_of_one_client_is_not_the_noise_of_another() -> None:
     gradients = ClippedGradients(nn.Linear(6, 1), loss, 0.7)
-    data = examples(0)
+    data = Whole(*examples(0))
     plan = PrivacyPlan(0.7, 1.0, 8, 40)
     draws = [Draw(data, plan, SeededRandomness(5).for_step(i, 0)) for i in range(2)]
     first, second = private_vectors(gradients, draws)

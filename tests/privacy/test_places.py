@@ -7,7 +7,6 @@ from scipy import stats
 from torch import nn
 
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.examples import Data
 from flwr_safedshb.privacy.gaussian import private_gradient
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SecureRandomness, SeededRandomness
@@ -27,7 +26,7 @@ def slope(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     ids=["whole", "one by one"],
 )
 def test_a_poisson_batch_has_as_many_places_for_any_draw(
-    dataset: Data, monkeypatch: pytest.MonkeyPatch
+    dataset: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = PrivacyPlan(1.0, 0.0, 1, 40, sampling="poisson")
     seen: list[torch.Tensor] = []

@@ -299,8 +299,7 @@ SCRIPT = """
     import sys, time
     import numpy as np, torch
     from flwr.app import ArrayRecord
-    from flwr_safedshb.client.app import client_app
-    from flwr_safedshb.client.client import SafeDSHBClient
+    from flwr_safedshb.client.client import SafeDSHBClient, client_app
     from flwr_safedshb.grids.in_process import InProcessGrid
     from flwr_safedshb.privacy.randomness.noise import SeededRandomness
     from flwr_safedshb.privacy.plan import PrivacyPlan

@@ -16,8 +16,7 @@ from flwr.serverapp import ServerApp
 
 from flwr_safedshb import ClassicStrategy, SafeDSHB, load_checkpoint
 from flwr_safedshb.aggregation import SMEA, Average
-from flwr_safedshb.client.app import client_app
-from flwr_safedshb.client.client import SafeDSHBClient
+from flwr_safedshb.client.client import SafeDSHBClient, client_app
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.server.screening import ForeignClientsError
 from tests.clients import THETA, make

@@ -7,8 +7,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
 
 from flwr_safedshb.aggregation import Average
-from flwr_safedshb.client.app import client_app
-from flwr_safedshb.client.client import SafeDSHBClient
+from flwr_safedshb.client.client import SafeDSHBClient, client_app
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.server.evaluation import medians
 from flwr_safedshb.server.strategy import SafeDSHB

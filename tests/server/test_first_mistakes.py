@@ -16,7 +16,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import Krum, Result
 
 from flwr_safedshb.aggregation import SMEA, Average
-from flwr_safedshb.client.app import client_app
+from flwr_safedshb.client.client import client_app
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.server.classic import ClassicStrategy
 from flwr_safedshb.server.strategy import SafeDSHB

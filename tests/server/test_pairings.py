@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAvg, Krum, Strategy
 
 from flwr_safedshb.aggregation import Average
 from flwr_safedshb.attacks import SignFlip
-from flwr_safedshb.client.app import client_app
+from flwr_safedshb.client.client import client_app
 from flwr_safedshb.grids.adversarial import AdversarialGrid
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.server.checkpoint import load

@@ -11,8 +11,7 @@ from flwr.superlink.grid import HttpGrid
 
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.attacks import SignFlip
-from flwr_safedshb.client.app import client_app
-from flwr_safedshb.client.client import SafeDSHBClient
+from flwr_safedshb.client.client import SafeDSHBClient, client_app
 from flwr_safedshb.flower.grid import WrappedGrid
 from flwr_safedshb.grids.adversarial import AdversarialGrid
 from flwr_safedshb.grids.in_process import InProcessGrid

@@ -11,8 +11,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation import SMEA, Average, Filter, Rule
-from flwr_safedshb.client.app import client_app
-from flwr_safedshb.client.client import SafeDSHBClient
+from flwr_safedshb.client.client import SafeDSHBClient, client_app
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.privacy.plan import PrivacyPlan, Sampling
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness

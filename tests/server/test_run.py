@@ -8,8 +8,7 @@ import pytest
 from flwr.app import ArrayRecord, Context, MetricRecord
 
 from flwr_safedshb import load_checkpoint
-from flwr_safedshb.client.app import client_app
-from flwr_safedshb.client.client import SafeDSHBClient
+from flwr_safedshb.client.client import SafeDSHBClient, client_app
 from flwr_safedshb.grids.batched import BatchedGrid
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.privacy.plan import PrivacyPlan

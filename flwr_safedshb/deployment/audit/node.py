@@ -14,9 +14,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict, Us
 from torch import nn
 from torch.utils.data import Dataset
 
-from flwr_safedshb.client.app import PrivateClientApp
-from flwr_safedshb.client.client import SafeDSHBClient, marked
+from flwr_safedshb.client.client import PrivateClientApp, SafeDSHBClient
 from flwr_safedshb.client.node import LEDGER_NAME, RefusedError
+from flwr_safedshb.client.step import marked
 from flwr_safedshb.flower.compat import identify
 from flwr_safedshb.privacy.ledger import database
 from flwr_safedshb.privacy.ledger.ledger import Ledger

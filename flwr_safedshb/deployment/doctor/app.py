@@ -12,8 +12,12 @@ from typing import cast
 from flwr.app import Context, RecordDict, UserConfig, UserConfigValue
 from flwr.clientapp import ClientApp
 
-from flwr_safedshb.client.app import ClientFn, PrivateClientApp, private_client
-from flwr_safedshb.client.client import SafeDSHBClient
+from flwr_safedshb.client.client import (
+    ClientFn,
+    PrivateClientApp,
+    SafeDSHBClient,
+    private_client,
+)
 from flwr_safedshb.deployment import node_file
 from flwr_safedshb.flower.compat import flat_config
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from flwr.app import UserConfig, UserConfigValue
 
-from flwr_safedshb.client.app import ClientFn
-from flwr_safedshb.client.client import SafeDSHBClient
+from flwr_safedshb.client.client import ClientFn, SafeDSHBClient
 from flwr_safedshb.client.node import LEDGER_NAME, NODE_KEYS, RefusedError
 from flwr_safedshb.deployment.approvals import KEY, Approvals
 from flwr_safedshb.deployment.doctor.app import make_client
@@ -25,7 +24,7 @@ from flwr_safedshb.deployment.doctor.machine import (
     check_versions,
 )
 from flwr_safedshb.deployment.node_file import NodeFile
-from flwr_safedshb.privacy import examples
+from flwr_safedshb.privacy import unusable
 from flwr_safedshb.privacy.accounting import accountant
 from flwr_safedshb.privacy.gaussian import private_gradient
 from flwr_safedshb.privacy.ledger import database
@@ -153,7 +152,7 @@ def _check_step(client: SafeDSHBClient) -> Check:
     name = "data and model"
     start = time.perf_counter()
     # Here the data's owner is told what no server is.
-    with _heard(examples.__name__, logging.WARNING) as words, examples.causes_shown():
+    with _heard(unusable.__name__, logging.WARNING) as words, unusable.causes_shown():
         try:
             layers = private_gradient(
                 client.gradients,

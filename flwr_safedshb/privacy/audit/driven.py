@@ -15,7 +15,7 @@ from torch import nn
 
 from flwr_safedshb.privacy.audit.subject import Batch, Subject
 from flwr_safedshb.privacy.audit.trial import Trial, drawn, entries
-from flwr_safedshb.privacy.examples import PerExampleLoss
+from flwr_safedshb.privacy.losses import PerExampleLoss
 
 _STEPS = 15
 

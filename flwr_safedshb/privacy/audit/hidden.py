@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from flwr_safedshb.privacy.audit.subject import Batch
 from flwr_safedshb.privacy.clipping.gradients import Loss
-from flwr_safedshb.privacy.examples import PerExampleLoss
+from flwr_safedshb.privacy.losses import PerExampleLoss
 
 
 class Hidden:

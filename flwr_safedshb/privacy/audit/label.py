@@ -20,6 +20,7 @@ from scipy.stats import binom, norm
 from flwr_safedshb.privacy.audit.subject import Batch, Subject
 from flwr_safedshb.privacy.audit.trial import Trial, entries, typed
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
+from flwr_safedshb.privacy.examples import Whole
 from flwr_safedshb.privacy.gaussian import Draw, private_vector
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
@@ -114,7 +115,8 @@ class _Target:
         weights: list[torch.Tensor],
         batches: tuple[Batch, Batch],
     ) -> None:
-        self._gradients, self._weights, self._batches = gradients, weights, batches
+        self._gradients, self._weights = gradients, weights
+        self._batches = [Whole(*batch) for batch in batches]
         count = len(batches[0][1])
         self._plan = PrivacyPlan(CLIP_NORM, NOISE_MULTIPLIER, count, count)
         quiet = replace(self._plan, noise_multiplier=0.0)

@@ -20,15 +20,12 @@ from torch.utils._pytree import tree_map_only
 
 from flwr_safedshb.privacy.clipping.passes import Pass, Together, called
 from flwr_safedshb.privacy.clipping.sums import MAX_CLIP, clipped_sums
-from flwr_safedshb.privacy.examples import (
-    Batch,
-    Example,
+from flwr_safedshb.privacy.examples import Batch, Example, rows, tensors_of
+from flwr_safedshb.privacy.losses import (
     Loss,
     PerExampleLoss,
     UnsupportedModelError,
     in_words,
-    rows,
-    tensors_of,
 )
 
 Change = Callable[[torch.Tensor], torch.Tensor]

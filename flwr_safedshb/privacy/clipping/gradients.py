@@ -24,17 +24,10 @@ from torch import nn
 from flwr_safedshb.privacy.clipping.checks import best_pass, check_model
 from flwr_safedshb.privacy.clipping.passes import Pass
 from flwr_safedshb.privacy.clipping.sums import MAX_CLIP, MIN_CLIP, WIDE, clipped_sums
-from flwr_safedshb.privacy.examples import (
-    Batch,
-    Example,
-    Loss,
-    PerExampleLoss,
-    UnsupportedModelError,
-    log_unusable,
-    rows,
-    tensors_of,
-)
+from flwr_safedshb.privacy.examples import Batch, Example, rows, tensors_of
+from flwr_safedshb.privacy.losses import Loss, PerExampleLoss, UnsupportedModelError
 from flwr_safedshb.privacy.plan import Clipping
+from flwr_safedshb.privacy.unusable import log_unusable
 
 __all__ = ["ClippedGradients", "Loss", "UnsupportedModelError", "check_model"]
 

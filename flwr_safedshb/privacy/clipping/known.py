@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from flwr_safedshb.privacy.clipping.layers import FORMULAS
-from flwr_safedshb.privacy.examples import unhooked
+from flwr_safedshb.privacy.losses import unhooked
 
 # Layers without weights that treat every row of the first axis by itself.
 _ROWWISE = frozenset(

@@ -34,12 +34,13 @@ from flwr_safedshb.privacy.clipping.sums import Part
 from flwr_safedshb.privacy.examples import (
     Batch,
     Example,
-    PerExampleLoss,
+    apart,
     as_batch,
-    log_unusable,
     rows,
     tensors_of,
 )
+from flwr_safedshb.privacy.losses import PerExampleLoss
+from flwr_safedshb.privacy.unusable import log_unusable
 
 
 class Pass:
@@ -195,7 +196,11 @@ class Together(Pass):
         for watched in self._watched:
             watched.uses.clear()
         if self._plain:
-            return self.loss.each(self.module(inputs), targets), {}
+            outputs = self.module(inputs)
+            if self.loss.elementary:
+                return self.loss(outputs, targets), {}
+            apiece = torch.vmap(self.loss)(apart(outputs), apart(targets))
+            return apiece.squeeze(1), {}
         first = tensors_of(targets)[0]
         copies = {
             name: p.detach().expand(len(first), *p.shape).requires_grad_()

@@ -15,7 +15,7 @@ from flwr_safedshb.privacy.clipping.gradients import (
     UnsupportedModelError,
     check_model,
 )
-from flwr_safedshb.privacy.examples import PerExampleLoss
+from flwr_safedshb.privacy.losses import PerExampleLoss
 from tests.clipping import OwnForward, cross_entropy
 
 torch.set_num_threads(1)

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from flwr_safedshb import PrivacyPlan, SafeDSHBClient, SeededRandomness, trained_arrays
-from flwr_safedshb.client.dataset import DatasetError, examples_of
+from flwr_safedshb.privacy.examples import DatasetError, examples_of
+from flwr_safedshb.privacy.unusable import causes_shown
 from tests.clients import node
 
 SIZE = 20
@@ -112,13 +113,15 @@ def test_a_dict_whose_keys_come_in_another_order_is_the_same_example() -> None:
     )
 
 
-def test_an_item_that_is_built_otherwise_counts_as_zero() -> None:
+def test_an_item_that_is_built_otherwise_counts_as_zero(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """As many tensors of the same shapes, under other names."""
     other = {"wrong": NESTED[5]["left"], "right": NESTED[5]["right"], "y": LABELS[5]}
     odd = [other if i == 5 else item for i, item in enumerate(NESTED)]
-    data: Any = examples_of(odd, "y")[0]
-    with pytest.raises(DatasetError, match=r"wrong: float32 \[1\]"):
-        data[5]
+    with causes_shown():
+        assert examples_of(odd, "y").one(5) is None
+    assert "wrong: float32 [1]" in caplog.text
     step(odd, Keywords(3, 2), target="y")
 
 
