@@ -1,0 +1,1 @@
+"""Rules and settings that might keep more of a training than SMEA does."""

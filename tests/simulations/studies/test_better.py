@@ -1,0 +1,207 @@
+"""In search of a better rule: the min-max point, its attackers, and the tables."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+from flwr_safedshb.aggregation import SMEA
+from flwr_safedshb.attacks import Strongest
+from flwr_safedshb.attacks.candidates import Candidates, harms
+from simulations.config import composed
+from simulations.plans import spent
+from simulations.results import record
+from simulations.results.schema import RunRecord
+from simulations.results.sweep import Sweep
+from simulations.studies.better import __main__ as better
+from simulations.studies.better.attacks import (
+    AimedAtMean,
+    Patient,
+    Screened,
+    Tireless,
+)
+from simulations.studies.better.cases import Case, Setting, cases, settings
+from simulations.studies.better.minmax import MinMaxPoint
+from simulations.studies.better.summary import markdown
+from simulations.studies.constants import Claim, _error, attack, pairs
+from tests.oracles import FAMILIES, Floats, covariance_lambda, family, subsets
+from tests.records import as_if_of, made_up
+
+TINY = ("data=synthetic", "data.num_examples=3000")
+SETTING = Setting(7, 2, 1.0, 0.95)
+
+
+def ratios(x: Floats, f: int, z: NDArray[np.floating]) -> Floats:
+    sets = list(subsets(len(x), len(x) - f))
+    away = [np.sum((z - x[s].mean(axis=0)) ** 2) for s in sets]
+    return np.array(away) / [covariance_lambda(x[s]) for s in sets]
+
+
+@pytest.mark.parametrize(("n", "f"), [(5, 2), (7, 1), (7, 3), (8, 2)])
+def test_a_slow_optimiser_finds_no_better_point(n: int, f: int) -> None:
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        x = family(["isotropic", "alie", "clusters"][seed % 3], n, f, 3, rng)
+        z = MinMaxPoint()(x, f)
+        best = ratios(x, f, z).max()
+        slow = minimize(
+            lambda p: p[-1],
+            np.append(x.mean(axis=0), 2.0 * best),
+            constraints={
+                "type": "ineq",
+                "fun": lambda p, x=x: p[-1] - ratios(x, f, p[:-1]),
+            },
+            method="SLSQP",
+            options={"ftol": 1e-12, "maxiter": 300},
+        )
+        assert best <= slow.x[-1] * (1 + 1e-8)
+        np.testing.assert_allclose(z, slow.x[:-1], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_its_own_ratio_is_told_and_within_the_constant(name: str) -> None:
+    for n, f in ((5, 2), (7, 3), (8, 2)):
+        x = family(name, n, f, 4, np.random.default_rng(n))
+        answer = MinMaxPoint().weigh(x @ x.T, f)
+        assert (answer.weights >= 0.0).all()
+        assert answer.weights.sum() == pytest.approx(1.0)
+        assert answer.kappa is not None
+        assert answer.kappa <= MinMaxPoint().kappa(n, f) * (1 + 1e-9)
+        if name in ("isotropic", "alie", "clusters", "sign-flip", "heterogeneous"):
+            found = ratios(x, f, answer.weights @ x).max()
+            assert answer.kappa == pytest.approx(found, rel=1e-6)
+
+
+def test_many_at_once_are_the_same_as_one_by_one() -> None:
+    x = np.random.default_rng(0).normal(size=(6, 7, 5))
+    grams = x @ x.swapaxes(1, 2)
+    one_by_one = [MinMaxPoint().weigh(gram, 3).weights for gram in grams]
+    np.testing.assert_array_equal(MinMaxPoint().weigh_many(grams, 3), one_by_one)
+
+
+def test_an_optimiser_does_not_break_its_constant() -> None:
+    rule = MinMaxPoint()
+    claim = Claim("min-max", rule.kappa, _error(rule, spectral=True))
+    for n, f in pairs(7):
+        found = attack(claim, n, f, starts=4, steps=40)
+        assert found is not None
+        assert 0.5 * found.proven * (1 - 1e-3) <= found.best <= found.proven
+
+
+def test_equal_vectors_and_too_many_sets() -> None:
+    x = np.ones((5, 3))
+    x[:2] = 7.0
+    np.testing.assert_allclose(MinMaxPoint()(x, 2), 1.0)
+    with pytest.raises(ValueError, match="n=20, f=5 have 15504 sets"):
+        MinMaxPoint()(np.zeros((20, 3)), 5)
+
+
+def gone(attack: Strongest, honest: Floats, f: int, way: Floats) -> float:
+    sent = attack.informed(way)(honest, f, np.random.default_rng(0), SMEA())
+    out = SMEA()(np.concatenate([honest, sent]), f)
+    return float((honest.mean(axis=0) - out) @ way)
+
+
+def test_the_tireless_find_more_than_the_strongest() -> None:
+    rng = np.random.default_rng(3)
+    honest, way = rng.normal(size=(5, 69)), rng.normal(size=69)
+    tireless = Tireless()
+    first = gone(tireless, honest, 2, way)
+    assert first >= gone(Strongest(), honest, 2, way) * (1 - 1e-9)
+    for _ in range(20):
+        last = gone(tireless, honest, 2, way)
+    assert last > 1.1 * first  # they remember where they were
+
+
+def test_who_aims_at_the_mean_knows_all_gradients_so_far() -> None:
+    attack = AimedAtMean()
+    honest = np.random.default_rng(0).normal(size=(4, 3))
+    for gradient in np.eye(3)[:2]:
+        known = attack.informed(gradient)
+        known(honest, 1, np.random.default_rng(0), SMEA())
+    assert known.gradient is not None
+    assert known.gradient.tolist() == [0.5, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("kind", [Screened, Patient])
+def test_what_screened_colluders_claim_is_within_the_bound(
+    kind: type[Screened],
+) -> None:
+    rng = np.random.default_rng(1)
+    attack = kind(momentum=0.9, bound=2.0)
+    before: NDArray[np.floating] = np.zeros((2, 6))
+    longest = 0.0
+    for _ in range(5):
+        honest = 3.0 + rng.normal(size=(5, 6))
+        sent = attack.informed(np.ones(6))(honest, 2, rng, SMEA())
+        claimed = np.linalg.norm(sent - 0.9 * before, axis=1) / 0.1
+        assert (claimed <= 2.0 * (1 + 1e-9)).all()
+        longest, before = max(longest, claimed.max()), sent
+    assert longest == pytest.approx(2.0)
+
+
+def test_candidates_are_judged_by_what_is_left_of_them() -> None:
+    honest = np.random.default_rng(1).normal(size=(5, 6))
+    wanted = Candidates(honest - honest.mean(axis=0), np.full((1, 2, 5), 9.0))
+    greedy, patient = (kind(bound=1e-3) for kind in (Screened, Patient))
+    left = harms(honest, greedy.judged(honest, wanted), 2, SMEA())
+    assert patient.judged(honest, wanted) is wanted
+    near = greedy.sendable(honest, wanted).vectors(honest.mean(axis=0), 0)
+    np.testing.assert_allclose(near, 0.0, atol=1.1e-5)
+    assert np.isfinite(left).all()
+
+
+def test_other_schedules_spend_the_same_epsilon() -> None:
+    chosen = Case(SETTING, "SMEA", "tireless", "batch 400", 1)
+    usual = Case(SETTING, "SMEA", "tireless", "", 1)
+    first, second = (composed(" ".join(it.overrides)) for it in (usual, chosen))
+    cost = spent(first, 11_055 // 5)
+    assert cost == pytest.approx(SETTING.epsilon, rel=1e-6)
+    assert 0.98 * cost < spent(second, 11_055 // 5) <= cost * (1 + 1e-5)
+    assert second.privacy.plan.batch_size == 400
+
+
+def made_up_runs(seeds: tuple[int, ...] = (1,)) -> dict[Case, RunRecord]:
+    runs = {}
+    for case in cases([SETTING], seeds):
+        loss = {"": 0.2, "tireless": 0.4, "aimed": 0.3}.get(case.attack, 0.35)
+        run = made_up(0.9, (0.7, loss), case.seed)
+        run["evaluations"]["test_loss"] = [0.7, loss - 0.1 * (case.rule == "min-max")]
+        run["returned"]["test_loss"] = loss - 0.05
+        runs[case] = run
+    return runs
+
+
+def test_the_worst_attack_that_knows_a_method_counts() -> None:
+    text = markdown(made_up_runs())
+    row = next(line for line in text.splitlines() if line.startswith("| 7, 2 |"))
+    losses = [cell.split(" / ")[0].strip() for cell in row.split("|")[5:-1]]
+    assert losses == ["0.200", "0.400", "0.300", "0.350", "0.350"]
+    assert "| SMEA | 60% | 60% | 1 of 1 | 0 of 1 |" in text
+    assert "| min-max point | 80% | 60% | 1 of 1 | 1 of 1 |" in text
+
+
+def test_each_run_has_a_name_of_its_own() -> None:
+    everything = list(cases(settings(), [1, 2]))
+    assert len({case.name for case in everything}) == len(everything)
+    assert all(" " not in case.name for case in everything)
+
+
+@pytest.mark.federation
+def test_the_command_prints_the_tables(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(better, "settings", lambda: [SETTING])
+    for case, run in made_up_runs().items():
+        overrides = Sweep(tmp_path, (case,), TINY).overrides_of(case)
+        record.write(tmp_path / "runs" / f"{case.name}.json", as_if_of(run, overrides))
+    page = tmp_path / "page.md"
+    page.write_text("<!-- begin better --><!-- end better -->")
+    given = ["--output", str(tmp_path), "--page", str(page), "--seeds", "1"]
+    assert better.main([*given, "--set", *TINY]) == 0
+    assert "min-max point" in page.read_text()
+    assert "13 runs, 13 of them are there" in capsys.readouterr().out
