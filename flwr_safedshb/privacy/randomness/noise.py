@@ -24,6 +24,7 @@ Formal guarantees
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -132,9 +133,13 @@ class SeededRandomness:
     def __init__(self, seed: int, spawn_key: tuple[int, ...] = ()) -> None:
         if seed < 0:
             raise ValueError(f"seed={seed} must be at least 0")
-        self._seed = seed
-        sequence = np.random.SeedSequence(seed, spawn_key=spawn_key)
-        self._state = np.random.default_rng(sequence)
+        self._seed, self._spawn_key = seed, spawn_key
+
+    @cached_property
+    def _state(self) -> np.random.Generator:
+        # Most are only asked for the source of a step.
+        sequence = np.random.SeedSequence(self._seed, spawn_key=self._spawn_key)
+        return np.random.default_rng(sequence)
 
     def for_step(self, node: int, step: int) -> SeededRandomness:
         """Return the source that ``node`` uses in ``step``.
