@@ -17,6 +17,7 @@ from rich.markdown import Markdown
 from simulations.command import complaining
 from simulations.results.publish import publish
 from simulations.results.sweep import conduct, sweep_parser
+from simulations.studies.better import reach
 from simulations.studies.better.cases import cases, settings
 from simulations.studies.better.summary import Runs, markdown
 
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def conclude(folder: Path, page: Path | None, console: Console, runs: Runs) -> None:
     """Print and write the tables."""
-    text = markdown(runs)
+    text = f"{reach.markdown()}\n{markdown(runs)}"
     (folder / "results.md").write_text(text)
     console.print(Markdown(text))
     console.print(f"Tables and runs are in {folder}")

@@ -70,8 +70,7 @@ class Tireless(Strongest):
         rays, along, held = self.rays(honest, f), self.along(honest), self.memory
 
         def judge(shares: FloatArray) -> FloatArray:
-            sent = self.judged(honest, Candidates(rays.basis, shares))
-            return harms(honest, sent, f, aggregate, along)
+            return harms(honest, Candidates(rays.basis, shares), f, aggregate, along)
 
         known = [] if held.shares is None else [held.shares[None]]
         if held.steps % self.every == 0:
@@ -105,10 +104,6 @@ class Tireless(Strongest):
             best.append(found.shares)
         return best
 
-    def judged(self, honest: FloatArray, wanted: Candidates) -> Candidates:
-        """Return what to judge candidates by."""
-        return wanted
-
     def sendable(self, honest: FloatArray, wanted: Candidates) -> Candidates:
         """Return what the server will make of candidates."""
         return wanted
@@ -134,8 +129,10 @@ class AimedAtMean(Tireless):
 class Screened(Tireless):
     """Against a server that bounds the gradient which a node claims by its momentum.
 
-    It shortens (m_t - beta m_{t-1}) / (1 - beta) to the bound before it aggregates.
-    Honest nodes stay below, and the colluders judge by what becomes of what they send.
+    It shortens (m_t - beta m_{t-1}) / (1 - beta) to the bound before it aggregates, and
+    honest nodes stay below. The colluders go where they would stand unscreened, as fast
+    as the bound lets them. Whoever looks one step ahead instead does little harm: the
+    first steps of a long way gain nothing, so they never set out.
 
     Parameters
     ----------
@@ -146,10 +143,6 @@ class Screened(Tireless):
 
     momentum: float = 0.99
     bound: float = 1.0
-
-    def judged(self, honest: FloatArray, wanted: Candidates) -> Candidates:
-        """Judge what is left of candidates."""
-        return self.sendable(honest, wanted)
 
     def sendable(self, honest: FloatArray, wanted: Candidates) -> Candidates:
         """Shorten what each of them adds to its momentum."""
@@ -165,16 +158,3 @@ class Screened(Tireless):
         longest = (1.0 - self.momentum) * self.bound
         lengths = np.sqrt(np.maximum(squares, longest**2))
         return Candidates(basis, own + added * (longest / lengths)[:, :, None])
-
-
-@dataclass(frozen=True)
-class Patient(Screened):
-    """Go where they would stand unscreened, as fast as the bound lets them.
-
-    Whoever looks one step ahead does not set out: the first steps of a long way gain
-    nothing.
-    """
-
-    def judged(self, honest: FloatArray, wanted: Candidates) -> Candidates:
-        """Judge the place."""
-        return wanted

@@ -23,7 +23,6 @@ ATTACKS = {
     "tireless": f"{_HERE}.attacks.Tireless",
     "aimed": f"{_HERE}.attacks.AimedAtMean",
     "screened": f"{_HERE}.attacks.Screened",
-    "patient": f"{_HERE}.attacks.Patient",
 }
 # Other ways to spend the same epsilon: batch, steps, learning rate.
 SCHEDULES = {
@@ -105,7 +104,7 @@ class Case:
         found = ["+attack.every=4"]
         if target:
             found = ["+attack.every=8", f"attack._target_={target}"]
-        if self.attack in ("screened", "patient"):
+        if self.attack == "screened":
             found.append(f"+attack.momentum={it.momentum:g}")
             found.append(f"+attack.bound={it.bound:.4g}")
         return found
@@ -143,7 +142,7 @@ def cases(chosen: Sequence[Setting], seeds: Sequence[int]) -> Iterator[Case]:
             yield Case(it, rule, "tireless", "", seed)
         if it.n != FEDERATIONS[0][0]:
             continue
-        for attack in ("aimed", "screened", "patient"):
+        for attack in ("aimed", "screened"):
             yield Case(it, "SMEA", attack, "", seed)
         if it.noise in (NOISES[0], NOISES[-1]):
             for schedule in filter(None, SCHEDULES):

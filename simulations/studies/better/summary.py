@@ -34,9 +34,10 @@ class Method:
                 if (case.setting, case.rule, case.attack, case.schedule)
                 == (setting, self.rule, attack, self.schedule)
             ]
-            if mine:
-                found.append(_measured(mine, self.averaged))
-        return max(found, default=None)
+            if not mine:
+                return None
+            found.append(_measured(mine, self.averaged))
+        return max(found)
 
 
 NO_ATTACK = Method("no attack", "", ("",))
@@ -44,7 +45,7 @@ _ANY, _MEAN = ("strongest", "tireless"), ("strongest", "tireless", "aimed")
 RULES = (
     Method("SMEA", "SMEA", _ANY),
     Method("min-max point", "min-max", _ANY),
-    Method("SMEA, screened", "SMEA", ("screened", "patient")),
+    Method("SMEA, screened", "SMEA", ("screened",)),
     Method("SMEA, averaged", "SMEA", _MEAN, averaged=True),
 )
 SPENT = (
