@@ -13,7 +13,8 @@ from typing import cast
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 
-from flwr_safedshb.client.node import RefusedError, keep_to_budget, refusal
+from flwr_safedshb.client.node import RefusedError, keep_to_budget
+from flwr_safedshb.client.refusal import refusal
 from flwr_safedshb.client.step import Scalar, Steps, check_shapes, load, marked
 from flwr_safedshb.exchange import evaluations as names
 from flwr_safedshb.exchange.arrays import Arrays

@@ -14,8 +14,7 @@ from flwr.app import UserConfigValue
 from flwr.common import log
 
 from flwr_safedshb.files import private_folder
-from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted, Ledger, LedgerError
-from flwr_safedshb.privacy.losses import UnsupportedModelError
+from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.policy import NodePolicy
 
@@ -33,27 +32,6 @@ class RefusedError(RuntimeError):
 
     Its text reaches the server: it says which rule was broken and nothing about data.
     """
-
-
-def refusal(error: Exception) -> RefusedError:
-    """Return what the server may know of an error: the texts of others may quote data.
-
-    The rest is in the log of this node.
-    """
-    match error:
-        case RefusedError():
-            return error
-        case BudgetExhausted():
-            text = "the privacy budget of this node is spent; nothing was released"
-        case LedgerError():
-            log(ERROR, "%s", error)
-            text = "the privacy ledger of this node cannot be used"
-        case UnsupportedModelError():
-            text = str(error)
-        case _:
-            log(ERROR, "The step failed", exc_info=error)
-            text = "the step failed; the log of this node says why"
-    return RefusedError(text)
 
 
 @lru_cache(maxsize=128)

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from flwr_safedshb.client.momentum import Kept, keep, recall
-from flwr_safedshb.client.node import RefusedError, keep_to_budget, refusal
+from flwr_safedshb.client.node import RefusedError, keep_to_budget
+from flwr_safedshb.client.refusal import refusal
 from flwr_safedshb.client.statement import statement
 from flwr_safedshb.exchange.arrays import (
     LEARNING_RATE,

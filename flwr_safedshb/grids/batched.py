@@ -22,7 +22,7 @@ from flwr_safedshb.client.client import (
     readable,
 )
 from flwr_safedshb.client.momentum import Kept
-from flwr_safedshb.client.node import refusal
+from flwr_safedshb.client.refusal import refusal
 from flwr_safedshb.client.statement import statement
 from flwr_safedshb.client.step import (
     Step,

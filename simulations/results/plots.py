@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
@@ -32,7 +33,7 @@ STYLE = {
     "svg.hashsalt": "safedshb",
 }
 # From here on values that one scale must hold are drawn on a logarithmic one.
-WIDE = 30.0
+WIDE = 10.0
 LABELS = {"accuracy": "test accuracy", "training_loss": "training loss"}
 PANEL = (4.6, 3.4)
 
@@ -100,9 +101,6 @@ def draw(axes: Axes, curves: Mapping[str, Curve], quantity: str, title: str) -> 
         )
     axes.set(title=title, xlabel="step", ylabel=LABELS[quantity])
     axes.margins(x=0.01)
-    means = [curve.values.mean(axis=0) for curve in curves.values()]
-    if quantity == "training_loss" and np.max(means) > WIDE * np.min(means):
-        axes.set_yscale("log")
 
 
 def panel(curves: Mapping[str, Curve], quantity: str, title: str) -> Figure:
@@ -124,6 +122,13 @@ def panels(
         for axes, (title, curves) in zip(grid, content.items(), strict=False):
             draw(axes, curves, quantity, title)
             axes.label_outer()
+        all_curves = [each for curves in content.values() for each in curves.values()]
+        means = np.concatenate([each.values.mean(axis=0) for each in all_curves])
+        if quantity == "training_loss" and means.max() > WIDE * means.min():
+            grid[0].set_yscale("log")  # and all, which share it
+            grid[0].yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            grid[0].yaxis.set_major_formatter("{x:g}")
+            grid[0].yaxis.set_minor_formatter(NullFormatter())
         handles, names = grid[0].get_legend_handles_labels()
         # As many names in a row as there is room for.
         width = min(len(names), 2 * columns + columns // 2)
