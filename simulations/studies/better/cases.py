@@ -146,5 +146,6 @@ def cases(chosen: Sequence[Setting], seeds: Sequence[int]) -> Iterator[Case]:
             yield Case(it, "SMEA", attack, "", seed)
         if it.noise in (NOISES[0], NOISES[-1]):
             for schedule in filter(None, SCHEDULES):
+                yield Case(it, "SMEA", "strongest", schedule, seed)
                 yield Case(it, "SMEA", "tireless", schedule, seed)
             yield Case(it, "SMEA", "aimed", "batch 400", seed)

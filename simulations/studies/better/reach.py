@@ -49,7 +49,8 @@ def markdown() -> str:
         cells = [f"{n}, {f}", f"{np.sqrt(f / (n - 2 * f)):.2f}"]
         for rule in RULES.values():
             found = np.mean([reach(rule, n, f, seed) for seed in range(SEEDS)], axis=0)
-            cells += [f"{value:.2f}" for value in (*found, np.sqrt(rule.kappa(n, f)))]
+            figures = np.round([*found, np.sqrt(rule.kappa(n, f))], 2)
+            cells += [f"{abs(value):.2f}" for value in figures]
         rows.append(cells)
     heads = ["n, f", "√(f/(n-2f))"]
     for words in RULES:

@@ -50,14 +50,8 @@ RULES = (
 )
 SPENT = (
     RULES[0],
-    *(Method(name, "SMEA", ("tireless",), name) for name in SCHEDULES if name),
-    Method(
-        "batch 400, averaged",
-        "SMEA",
-        ("tireless", "aimed"),
-        "batch 400",
-        averaged=True,
-    ),
+    *(Method(name, "SMEA", _ANY, name) for name in SCHEDULES if name),
+    Method("batch 400, averaged", "SMEA", _MEAN, "batch 400", averaged=True),
 )
 
 

@@ -201,4 +201,4 @@ def test_the_command_prints_the_tables(
     given = ["--output", str(tmp_path), "--page", str(page), "--seeds", "1"]
     assert better.main([*given, "--set", *TINY]) == 0
     assert "min-max point" in page.read_text()
-    assert "12 runs, 12 of them are there" in capsys.readouterr().out
+    assert "16 runs, 16 of them are there" in capsys.readouterr().out
