@@ -3,7 +3,7 @@
 Seven hospitals hold tumours that they may show to nobody, some many and some few; two
 of them are in hostile hands, and the server that joins what they learn is curious. The
 same training runs six times over: the honest hospitals among themselves; all seven,
-averaged; with SMEA; with Filter; and with both under the strongest attack that we know.
+averaged; with SMEA; with Filter; and with both under the strongest attack that we ship.
 What a model is worth the hospitals say themselves, privately, and the hijacked ones
 lie. No network, no data on disk: the tumours are scikit-learn's ``breast_cancer``.
 """

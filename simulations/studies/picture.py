@@ -1,7 +1,7 @@
 """Draw the picture of the README: ``python -m simulations.studies.picture``.
 
 The paper's task, one or three of seven clients hostile, every client with the same
-privacy, under an attack of the paper and under the strongest that we know; the only
+privacy, under an attack of the paper and under the strongest that we ship; the only
 things that differ are how many are hostile and what the server does with what it
 receives.
 """
@@ -24,7 +24,7 @@ from simulations.results.schema import RunRecord
 
 ATTACKS = {
     "FOE, an attack of the paper": "attack=foe",
-    "the strongest attack known to us": "attack=strongest",
+    "the strongest attack that we ship": "attack=strongest",
 }
 UNHARMED = "averaging, nobody hostile"
 METHODS = {

@@ -14,7 +14,7 @@ ATTACK_WORDS = {
     "alie": "ALIE",
     "foe": "FOE",
     "mimic-shift": "a shifted copy of a client",
-    "strongest": "the strongest known to us",
+    "strongest": "the strongest that we ship",
     "drift": "the same push in every step",
     "sleeper": "the same push, in the last half alone",
 }
