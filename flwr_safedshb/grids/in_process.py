@@ -7,6 +7,7 @@ same bytes for the same seed. Every Flower strategy runs on it unchanged.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from logging import ERROR
 
@@ -117,8 +118,10 @@ class InProcessGrid(SimulatedGrid):
 
     def get_node_ids(self) -> list[int]:
         """Return the ids of all nodes, by partition."""
-        # Grids may take turns in one process, and messages are made after this call.
-        identify(self._run.run_id)
+        # Grids may take turns in one process, and messages are made after this call; a
+        # daemon makes none, which asks on where a run of the older kind has failed.
+        if not threading.current_thread().daemon:
+            identify(self._run.run_id)
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:

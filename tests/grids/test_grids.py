@@ -1,5 +1,6 @@
 """Any Flower strategy runs on both grids; same seed, same bytes."""
 
+import threading
 from collections.abc import Callable
 from typing import cast
 
@@ -181,6 +182,17 @@ def test_two_grids_take_turns() -> None:
     for grid in grids:
         (first, _) = grid.send_and_receive(instruct(grid))
         assert first.metadata.run_id == grid.run.run_id
+
+
+def test_a_daemon_that_a_failed_run_left_takes_no_message_of_the_next() -> None:
+    """Flower's older server leaves one that asks for nodes again and again."""
+    first, second = (InProcessGrid(ClientApp(), 1, seed=seed) for seed in (1, 2))
+    (node,) = second.get_node_ids()
+    asking = threading.Thread(target=first.get_node_ids, daemon=True)
+    asking.start()
+    asking.join()
+    message = Message(RecordDict(), node, "train")
+    assert message.metadata.run_id == second.run.run_id
 
 
 def test_refuses_no_nodes() -> None:
