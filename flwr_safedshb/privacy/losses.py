@@ -10,9 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.modules.loss import _Loss
-from torch.utils._pytree import tree_leaves
 
-from flwr_safedshb.privacy.examples import Batch
+from flwr_safedshb.privacy.examples import Batch, tensors_of
 
 Loss = Callable[..., torch.Tensor]
 # Losses that compare an output with the target in the same place.
@@ -83,7 +82,7 @@ class PerExampleLoss:
             _refuse_no_rows(self._loss, outputs, targets)
             _refuse_broadcasting(self._loss, outputs, targets)
         values = self._loss(outputs, targets)
-        count = tree_leaves(targets)[0].shape[0]
+        count = _count(targets)
         if values.shape == (count,):
             return values
         several = values.numel() > count and values.shape[:1] == (count,)
@@ -96,6 +95,12 @@ class PerExampleLoss:
                 "reduction='none' and reduce what is left within each example"
             )
         return values.reshape(count)
+
+
+def _count(targets: Batch) -> int:
+    """Return how many examples there are; a nest may hold more than tensors."""
+    first = targets if isinstance(targets, torch.Tensor) else tensors_of(targets)[0]
+    return first.shape[0]
 
 
 def elementary(loss: object) -> bool:
@@ -116,7 +121,7 @@ def _refuse_no_rows(loss: _Loss, outputs: Batch, targets: Batch) -> None:
             f"{type(outputs).__name__}; choose from it in a loss of your own, as in "
             "lambda o, y: F.cross_entropy(o[0], y, reduction='none')"
         )
-    if outputs.shape[:1] != tree_leaves(targets)[0].shape[:1]:
+    if outputs.shape[:1] != (_count(targets),):
         raise UnsupportedModelError(
             "the model must return a row for each example; squeeze() drops that axis "
             "where there is one example: name the axis to drop, as in squeeze(1)"

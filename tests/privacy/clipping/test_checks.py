@@ -289,3 +289,10 @@ def test_weighted_mean_is_refused_because_it_mixes_examples() -> None:
         PerExampleLoss(nn.CrossEntropyLoss(weight=weight))
     none = PerExampleLoss(nn.CrossEntropyLoss(weight=weight, reduction="none"))
     assert none(torch.zeros(2, 3), torch.tensor([0, 2])).shape == (2,)
+
+
+def test_targets_may_hold_more_than_tensors() -> None:
+    """They are counted by their tensors, wherever those are in the nest."""
+    loss = PerExampleLoss(lambda outputs, targets: outputs.squeeze(1) - targets["y"])
+    targets = {"name": ["a", "b"], "y": torch.zeros(3)}
+    assert loss(torch.ones(3, 1), targets).tolist() == [1.0, 1.0, 1.0]  # type: ignore[arg-type]
