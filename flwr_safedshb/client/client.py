@@ -68,6 +68,10 @@ class SafeDSHBClient(Steps):
         dict of several entries is given to the model as keywords.
     unpack : callable, optional
         From an item of any other kind to its input and its target.
+    like : (input, target), optional
+        Of a dataset of items, a made-up example, such as ``(torch.zeros(1, 28, 28),
+        0)``: all items have its shapes and types, and others are left out. Without
+        seeded randomness it must be given, because no item may decide about others.
     weight_decay : float
         lambda, of the L2 penalty.
     max_epsilon, delta : float, optional
@@ -102,6 +106,7 @@ class SafeDSHBClient(Steps):
         *,
         target: str | None = None,
         unpack: Unpack | None = None,
+        like: tuple[object, object] | None = None,
         weight_decay: float = 0.0,
         max_epsilon: float | None = None,
         delta: float | None = None,
@@ -115,7 +120,10 @@ class SafeDSHBClient(Steps):
         _refuse_unmade(model, loss, randomness)
         self.randomness = SecureRandomness() if randomness is None else randomness
         with causes_shown(not self.randomness.private):
-            self.dataset = evaluated = data = examples_of(dataset, target, unpack)
+            data = examples_of(dataset, target, unpack, like)
+            if self.randomness.private:
+                data.refuse_undeclared()
+        self.dataset = evaluated = data
         held_out = 0 if evaluation is None else evaluation.held_out
         if held_out:
             self.dataset, evaluated = divided(data, held_out)

@@ -30,12 +30,20 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from flwr_safedshb.privacy.clipping.passes import Pass, called
-from flwr_safedshb.privacy.examples import Batch, Examples, examples_of, tensors_of
+from flwr_safedshb.privacy.clipping.passes import Pass, called, copied
+from flwr_safedshb.privacy.clipping.total import TotalFunctions
+from flwr_safedshb.privacy.examples import (
+    Batch,
+    Examples,
+    examples_of,
+    rows,
+    tensors_of,
+)
 from flwr_safedshb.privacy.losses import Loss, PerExampleLoss
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import Randomness, rounded
-from flwr_safedshb.privacy.unusable import log_unusable, unwarned
+from flwr_safedshb.privacy.randomness.streams import separate_streams
+from flwr_safedshb.privacy.unusable import EvenTime, unwarned
 
 Floats = NDArray[np.float64]
 # From the outputs and the target of one example to whether the outputs are right.
@@ -122,14 +130,18 @@ def private_counts(
     if plan.sampling != "whole":
         raise ValueError(f"sampling={plan.sampling!r} must be 'whole' to evaluate")
     examples = examples_of(dataset)
+    if randomness.private:
+        examples.refuse_undeclared()
     module = copy.deepcopy(model[0]).eval()
     alone = Pass(module, PerExampleLoss(model[1]), torch.float64)
     sums = np.zeros(2 + 3 * (question.num_classes or 0), np.int64)
-    seeds = torch.randint(2**62, (plan.num_examples,)).tolist()
-    with unwarned(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for index, seed in enumerate(seeds):
-            torch.manual_seed(seed)  # whatever the examples before have drawn
-            sums += _numbers(*alone.fresh(), examples, index, question, right)
+    even = EvenTime()
+    streams = separate_streams(plan.num_examples)
+    with unwarned(), torch.no_grad(), TotalFunctions(), streams as start:
+        for index in range(plan.num_examples):
+            start(index)
+            sums += _numbers(alone, examples, index, question, right, even)
+        even.wait()
     std = plan.noise_multiplier * question.sensitivity
     noisy = randomness.gaussian(len(sums), std)
     noisy += sums / _UNIT
@@ -143,27 +155,29 @@ def private_counts(
 
 
 def _numbers(
-    module: nn.Module,
-    loss: PerExampleLoss,
+    alone: Pass,
     examples: Examples,
     index: int,
     question: Question,
     right: Right,
+    even: EvenTime,
 ) -> NDArray[np.int64]:
     """Return the numbers of one example, in units of 2^-20."""
     found = np.zeros(2 + 3 * (question.num_classes or 0), np.int64)
     correct, share, label = False, 1.0, -1
     example = examples.one(index)
-    if example is not None:
-        inputs, target = example
-        try:
-            label = _label(target, question)
+    stands_in = examples.like if example is None else example
+    if stands_in is not None:  # which takes the time of any other
+        inputs, target = (copied(rows(part, slice(0, 1))) for part in stands_in)
+        with even.example():
+            module, loss, _ = alone.make_copy()
             outputs = called(module, inputs)
-            share = float(loss(outputs, target).double().sum()) / question.max_loss
-            correct = bool(right(outputs, target))
-        except Exception as error:
-            log_unusable(1, error)
-            correct, share = False, 1.0
+            value = float(loss(outputs, target).double().sum()) / question.max_loss
+            found_right = bool(right(outputs, target))
+            if example is not None:
+                correct, share = found_right, value
+    if example is not None:
+        label = _label(example[1], question)
     # Written so that what is not a number is the greatest loss.
     whole = math.floor(max(share, 0.0) * _UNIT) if share < 1.0 else _UNIT
     found[:2] = correct * _UNIT, whole

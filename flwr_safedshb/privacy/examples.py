@@ -33,7 +33,7 @@ UNREAL = "values that are not finite; fill them in, or leave these examples out"
 _PLAIN = (bool, int, float, np.generic, np.ndarray, tuple, list)
 # Keys of a dict that an error quotes.
 _TOLD = 8
-_looked_at = WeakTensorKeyDictionary()
+_finite_rows = WeakTensorKeyDictionary()
 
 
 class DatasetError(ValueError):
@@ -50,10 +50,16 @@ class Examples(ABC):
     size : int
     like : (inputs, targets), or None
         A batch with the shape and type that examples have; None if none can be read.
+    declared : bool
+        Whether `like` depends on no example, as privacy needs.
     """
 
     size: int
     like: Example | None
+    declared: bool = True
+
+    def refuse_undeclared(self) -> None:  # noqa: B027  # arrays declare themselves
+        """Raise a `DatasetError` if an example decided what all must look like."""
 
     @abstractmethod
     def batch(
@@ -75,7 +81,11 @@ class Examples(ABC):
 
 
 class Whole(Examples):
-    """Examples as the rows of tensors, or of nests of them."""
+    """Examples as the rows of tensors, or of nests of them.
+
+    Rows with values that are not finite are found when it is made, and are empty places
+    of every batch from then on.
+    """
 
     def __init__(self, inputs: Batch, targets: Batch) -> None:
         self.like: Example = inputs, targets
@@ -87,16 +97,24 @@ class Whole(Examples):
                 f"rows; they have {', '.join(map(str, sorted(sizes)))}"
             )
         (self.size,) = sizes
+        self._usable = _find_usable_rows(self.tensors)
 
     def batch(
         self, chosen: NDArray[np.int64], taken: NDArray[np.bool_] | None
     ) -> Drawn:
-        """Return chosen examples, and which of them count: those that are taken."""
+        """Return chosen examples, and which count: those taken that can be used."""
+        if self._usable is not None:
+            good = self._usable[chosen]
+            # What stands in an empty place must cost the time of any other.
+            chosen = np.where(good, chosen, self._usable.argmax())
+            taken = good if taken is None else taken & good
         inputs, targets = self._rows(torch.from_numpy(chosen))
         return inputs, targets, None if taken is None else torch.from_numpy(taken)
 
-    def one(self, index: int) -> Example:
-        """Return an example as a batch of one."""
+    def one(self, index: int) -> Example | None:
+        """Return an example as a batch of one; None if it cannot be used."""
+        if self._usable is not None and not self._usable[index]:
+            return None
         return self._rows(slice(index, index + 1))
 
     def some(self, which: NDArray[np.int64]) -> Whole:
@@ -109,7 +127,10 @@ class Whole(Examples):
 
 
 def examples_of(
-    dataset: object, target: str | None = None, unpack: Unpack | None = None
+    dataset: object,
+    target: str | None = None,
+    unpack: Unpack | None = None,
+    like: tuple[object, object] | None = None,
 ) -> Examples:
     """Return data as people have them as examples.
 
@@ -121,6 +142,8 @@ def examples_of(
         itself if it is one, else a dict, which the model gets as keywords.
     unpack : callable, optional
         From an item of any other kind to its input and its target.
+    like : (input, target), optional
+        Of items, a made-up example: its shapes and types are those of all.
 
     Raises
     ------
@@ -134,12 +157,12 @@ def examples_of(
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2 and not unpack:
         dataset = dataset.tensors
     if _is_pair(dataset):
-        if target is not None or unpack is not None:
-            raise DatasetError("a pair (inputs, targets) takes no target and no unpack")
+        if target is not None or unpack is not None or like is not None:
+            raise DatasetError(
+                "a pair (inputs, targets) takes no target, no unpack and no like"
+            )
         inputs, targets = cast(Sequence[object], dataset)
-        whole = Whole(nest_of(inputs, "inputs"), nest_of(targets, "targets"))
-        _log_unreal(whole.tensors)
-        return whole
+        return Whole(nest_of(inputs, "inputs"), nest_of(targets, "targets"))
     if isinstance(dataset, DataLoader):
         raise DatasetError(
             "dataset is a DataLoader; give what it loads, loader.dataset: the plan "
@@ -154,22 +177,28 @@ def examples_of(
     # It builds on this file.
     from flwr_safedshb.privacy.items import Items
 
-    return Items(cast(Dataset[object], dataset), target, unpack)
+    return Items(cast(Dataset[object], dataset), target, unpack, like)
 
 
-def _log_unreal(tensors: Sequence[torch.Tensor]) -> None:
-    """Write to the node's log how many rows of whole arrays have values like NaN.
+def _find_usable_rows(tensors: Sequence[torch.Tensor]) -> NDArray[np.bool_] | None:
+    """Return which rows of whole arrays have finite values only; None if all have.
 
-    Once: apps hand in the same arrays with every message, and to look takes time.
+    It is looked at once, because apps hand in the same arrays with every message; and
+    the node's log says then how many have not.
     """
-    if all(tensor in _looked_at for tensor in tensors):
-        return
-    _looked_at.update((tensor, True) for tensor in tensors)
-    if all(tensor.sum().isfinite() for tensor in tensors):
-        return
-    real = [tensor.isfinite().reshape(len(tensor), -1).all(1) for tensor in tensors]
-    if count := int((~torch.stack(real).all(0)).sum()):
-        log_unusable(count, ValueError(UNREAL))
+    new = [tensor for tensor in tensors if tensor not in _finite_rows]
+    for tensor in new:
+        finite = tensor.isfinite() if not tensor.sum().isfinite() else None
+        if finite is not None:
+            finite = finite.reshape(len(tensor), -1).all(dim=1).cpu()
+        _finite_rows[tensor] = None if finite is None or finite.all() else finite
+    found = [_finite_rows[t] for t in tensors if _finite_rows[t] is not None]
+    if not found:
+        return None
+    usable: NDArray[np.bool_] = torch.stack(found).all(dim=0).numpy()
+    if new:
+        log_unusable(int((~usable).sum()), ValueError(UNREAL))
+    return usable
 
 
 def _is_pair(dataset: object) -> bool:
@@ -210,7 +239,7 @@ def rows(batch: Batch, which: torch.Tensor | slice) -> Batch:
         # Twice as fast as an index.
         return tensor.index_select(0, which.to(tensor.device))
 
-    return _of_tensors(some, batch)
+    return map_tensors(some, batch)
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
@@ -226,15 +255,15 @@ def joined(batches: Sequence[Batch]) -> Batch:
 
 def as_batch(one: Batch) -> Batch:
     """Return an example as a batch of one."""
-    return _of_tensors(lambda tensor: tensor.unsqueeze(0), one)
+    return map_tensors(lambda tensor: tensor.unsqueeze(0), one)
 
 
 def apart(batch: Batch) -> Batch:
     """Return k examples as k batches of one."""
-    return _of_tensors(lambda tensor: tensor.unsqueeze(1), batch)
+    return map_tensors(lambda tensor: tensor.unsqueeze(1), batch)
 
 
-def _of_tensors(
+def map_tensors(
     function: Callable[[torch.Tensor], torch.Tensor], batch: Batch
 ) -> Batch:
     """Return a batch with the value of a function in the place of each tensor."""

@@ -53,11 +53,12 @@ def private_gradient(
     plan: PrivacyPlan,
     randomness: Randomness,
     weight_decay: float = 0.0,
+    like: tuple[object, object] | None = None,
 ) -> Layers:
     """Sample a batch, clip every example's gradient, average, add noise.
 
     See `private_vector`; a pair of model and loss is prepared here, and the dataset is
-    whatever `examples_of` takes.
+    whatever `examples_of` takes, with `like` where it has items.
 
     Returns
     -------
@@ -68,7 +69,7 @@ def private_gradient(
     if isinstance(gradients, tuple):
         model, loss = gradients
         gradients = ClippedGradients(model, loss, plan.clip_norm, plan.clipping)
-    examples = examples_of(dataset)
+    examples = examples_of(dataset, like=like)
     if examples.like is not None:
         gradients.prepare(*examples.like)
     vector = private_vector(gradients, Draw(examples, plan, randomness), weight_decay)
@@ -133,6 +134,8 @@ def _check(gradients: ClippedGradients, examples: Examples, plan: PrivacyPlan) -
 def sampled(gradients: ClippedGradients, draw: Draw) -> Drawn | None:
     """Sample a batch: its inputs, its targets, and which of them count, if any."""
     _check(gradients, draw.examples, draw.plan)
+    if draw.randomness.private:
+        draw.examples.refuse_undeclared()
     batch = draw.plan.sampler.draw(draw.plan, draw.randomness)
     if draw.examples.like is None or not len(batch):
         return None

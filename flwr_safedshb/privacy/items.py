@@ -3,13 +3,17 @@
 Items may be pairs or dicts (Hugging Face, flwr-datasets), their parts tensors, numbers,
 numpy arrays, lists of numbers, or nests of these. What cannot be told from the first
 items is said in words, on the node: what the items are, and what to write.
+
+All items must have one form: the same parts, shapes and types. No item may decide
+which form that is, because then one example would decide whether the others count. So
+an app gives `like`, a made-up example. Without it the first item that can be read
+decides, which only a simulation may do.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sized
-from itertools import islice
 from typing import cast
 
 import numpy as np
@@ -30,10 +34,16 @@ from flwr_safedshb.privacy.examples import (
     nest_of,
     tensors_of,
 )
-from flwr_safedshb.privacy.unusable import log_unusable, unwarned
+from flwr_safedshb.privacy.randomness.streams import separate_streams
+from flwr_safedshb.privacy.unusable import (
+    EvenTime,
+    log_unusable,
+    reraise_stop,
+    unwarned,
+)
 
-# Items that decide what all look like, and how many are read to find them.
-_DECIDE, _LOOK = 3, 16
+# How many items are read to find one that says what all look like.
+_LOOK = 16
 # Characters of another error's text.
 _LONG = 100
 
@@ -46,12 +56,15 @@ class Items(Examples):
         dataset: Dataset[object],
         target: str | None = None,
         unpack: Unpack | None = None,
+        like: tuple[object, object] | None = None,
     ) -> None:
         self._dataset, self._target, self._unpack = dataset, target, unpack
         self._form: str | None = None
-        self._unread: Exception | None = None
+        self._unread: BaseException | None = None
         self.size = len(cast(Sized, dataset))
-        self.like = self._typical()
+        self.declared = like is not None
+        self.like = self._read_first() if like is None else _declare(like)
+        self._form = None if self.like is None else _form(self.like)
 
     def batch(
         self, chosen: NDArray[np.int64], taken: NDArray[np.bool_] | None
@@ -59,9 +72,14 @@ class Items(Examples):
         """Return chosen examples, and which of them count."""
         assert self.like is not None
         wanted = np.ones(len(chosen), bool) if taken is None else taken
-        both = zip(chosen.tolist(), wanted, strict=True)
-        with unwarned():
-            read = [self.one(index) if drawn else None for index, drawn in both]
+        read: list[Example | None] = [None] * len(chosen)
+        even = EvenTime()
+        with unwarned(), separate_streams(len(chosen)) as start:
+            for place in np.flatnonzero(wanted).tolist():
+                start(place)
+                with even.example():
+                    read[place] = self._read(int(chosen[place]))
+            even.wait()
         pairs = [self.like if pair is None else pair for pair in read]
         inputs, targets = joined([x for x, _ in pairs]), joined([y for _, y in pairs])
         return inputs, targets, torch.tensor([pair is not None for pair in read])
@@ -70,9 +88,20 @@ class Items(Examples):
         """Return an example as a batch of one; None if it cannot be read."""
         try:
             return self._read(index)
-        except Exception as error:
+        except BaseException as error:
+            reraise_stop(error)
             log_unusable(1, error)
             return None
+
+    def refuse_undeclared(self) -> None:
+        """Raise a `DatasetError` if an example decided what all must look like."""
+        if self.declared:
+            return
+        made_up = "(input, target)" if self.like is None else _as_code(self.like)
+        raise DatasetError(
+            "nothing says what an item looks like, and no item of the data may: give "
+            f"like=, a made-up example, as in like={made_up}"
+        )
 
     def some(self, which: NDArray[np.int64]) -> Items:
         """Return the examples at these places, which look like all of them."""
@@ -138,33 +167,18 @@ class Items(Examples):
             "which, as in unpack=lambda item: (item[0], item[1])"
         )
 
-    def _typical(self) -> Example | None:
-        """Return an example like most of the first ones, or say what is wrong."""
-        found: list[tuple[str, Example | DatasetError]] = []
-        unread: Exception | None = None
+    def _read_first(self) -> Example | None:
+        """Return the first example that can be read, or say what is wrong with it."""
         for index in range(min(self.size, _LOOK)):
             try:
-                example = self._read(index)
-                found.append((_form(example), example))
-            except DatasetError as error:
-                found.append((str(error), error))
-            except Exception as error:  # of the dataset's own
-                unread = error
-            if len(found) == _DECIDE:
-                break
-        if not found:
-            self._unread = unread
-            later = (self.one(index) for index in range(_LOOK, self.size))
-            read = islice((one for one in later if one is not None), _DECIDE)
-            found = [(_form(one), one) for one in read]
-        if not found:
-            return None
-        forms = [form for form, _ in found]
-        self._form = max(forms, key=forms.count)
-        _, chosen = found[forms.index(self._form)]
-        if isinstance(chosen, DatasetError):
-            raise chosen
-        return chosen
+                return self._read(index)
+            except DatasetError:
+                raise
+            except BaseException as error:  # of the dataset's own
+                reraise_stop(error)
+                self._unread = self._unread or error
+        later = (self.one(index) for index in range(_LOOK, self.size))
+        return next((one for one in later if one is not None), None)
 
     def refuse_unread(self, shown: bool) -> None:
         """Say that none of the first items can be read, and why where that is `shown`.
@@ -181,6 +195,26 @@ class Items(Examples):
         raise DatasetError(
             f"none of the first items can be read: {text}"
         ) from self._unread
+
+
+def _declare(like: tuple[object, object]) -> Example:
+    """Return a made-up example, as a batch of one."""
+    if not isinstance(like, tuple | list) or len(like) != 2:
+        raise DatasetError(f"like is {kind_of(like)}; give (input, target), made up")
+    parts = nest_of(like[0], "input of like"), nest_of(like[1], "target of like")
+    return as_batch(parts[0]), as_batch(parts[1])
+
+
+def _as_code(value: object) -> str:
+    """Return Python that makes an example of the same form."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key!r}: {_as_code(v)}' for key, v in value.items())}}}"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_as_code, value))})"
+    assert isinstance(value, torch.Tensor)
+    shape = ", ".join(map(str, value.shape[1:])) or "()"
+    kind = "" if value.dtype == torch.float32 else f", dtype={value.dtype}"
+    return f"torch.zeros({shape}{kind})"
 
 
 def _form(value: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from types import BuiltinFunctionType, FunctionType, MethodType
 
 import torch
 from torch import nn
@@ -67,6 +68,24 @@ class PerExampleLoss:
             loss.reduction = "none"
         self._loss = loss
         self.elementary = elementary(loss)
+
+    def own_objects(self) -> list[object]:
+        """Return the objects of a loss that may hold state, and that a copy copies."""
+        loss = self._loss
+        if isinstance(loss, nn.Module):
+            return [*loss.modules()]
+        plain = isinstance(loss, FunctionType | MethodType | BuiltinFunctionType)
+        return [] if plain or not hasattr(loss, "__dict__") else [loss]
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of a loss that is a module, which stay as they are."""
+        loss = self._loss
+        return [*loss.parameters()] if isinstance(loss, nn.Module) else []
+
+    def buffers(self) -> list[torch.Tensor]:
+        """Return the buffers of a loss that is a module."""
+        loss = self._loss
+        return [*loss.buffers()] if isinstance(loss, nn.Module) else []
 
     def __call__(self, outputs: Batch, targets: Batch) -> torch.Tensor:
         """Return the losses of k examples, (k,).

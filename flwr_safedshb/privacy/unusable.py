@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import signal
+import statistics
+import time
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,21 +14,76 @@ from contextvars import ContextVar
 
 _logger = logging.getLogger(__name__)
 _shown: ContextVar[bool] = ContextVar("shown", default=False)
+_silent: ContextVar[bool] = ContextVar("silent", default=False)
 # Characters of an error's text.
 _LONG = 300
 
 
-def log_unusable(count: int, error: Exception) -> None:
+def reraise_stop(error: BaseException) -> None:
+    """Raise an error again if it is how the node's owner stops the process.
+
+    That is `KeyboardInterrupt`, and whatever a signal handler of the process raises.
+    Everything else that reading or using an example raises, such as `SystemExit` or the
+    panic of an extension module, makes that example unusable.
+    """
+    found = map(signal.getsignal, signal.valid_signals())
+    handlers = {getattr(handler, "__code__", None) for handler in found} - {None}
+    raised_in = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+    if isinstance(error, KeyboardInterrupt) or handlers & raised_in:
+        raise error
+
+
+def log_unusable(count: int, error: BaseException) -> None:
     """Write to this node's log that examples count as zero, and why.
 
     The text of an error may quote the data: it is there for those who look closer, and
     where causes are shown.
     """
+    if _silent.get():
+        return
     what = type(error).__name__
     if _shown.get():
         what += f": {' '.join(str(error).split())[:_LONG]}"
     _logger.warning("%d examples cannot be used and count as zero: %s", count, what)
     _logger.debug("Why they cannot be used", exc_info=error)
+
+
+class EvenTime:
+    """Keep a loop over examples from ending sooner because some of them fail.
+
+    How long a node takes is seen by the server. An example that raises stops early, so
+    its share of the time is waited for at the end.
+
+    Parameters
+    ----------
+    usual : float
+        Seconds of an example, as made-up ones took; until an example has not failed.
+    """
+
+    def __init__(self, usual: float = 0.0) -> None:
+        self._usual = usual
+        self._taken: list[float] = []
+        self._failed: list[float] = []
+
+    @contextmanager
+    def example(self) -> Iterator[None]:
+        """Run what an example takes; log what it raises, and go on."""
+        start = time.perf_counter()
+        try:
+            yield
+        except BaseException as error:
+            reraise_stop(error)
+            self._failed.append(time.perf_counter() - start)
+            log_unusable(1, error)
+        else:
+            self._taken.append(time.perf_counter() - start)
+
+    def wait(self) -> None:
+        """Wait for the time that failed examples would have taken."""
+        usual = statistics.median(self._taken) if self._taken else self._usual
+        missing = sum(max(0.0, usual - taken) for taken in self._failed)
+        if missing:
+            time.sleep(missing)
 
 
 @contextmanager
@@ -39,6 +98,16 @@ def causes_shown(shown: bool = True) -> Iterator[None]:
         yield
     finally:
         _shown.reset(before)
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """Log nothing about examples: they are made up to fail."""
+    before = _silent.set(True)
+    try:
+        yield
+    finally:
+        _silent.reset(before)
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """Whether a model and a loss can be trained privately; asked before round 1.
 
 No private example and no weight of a server takes part: the examples are made up, of
-the shape and type of the data, and the weights are random.
+the shape and type of the data, and the weights are random. What no check can see is
+state that a model keeps outside of itself and that made-up examples do not bring to
+light, such as a global variable that changes at the hundredth call.
 """
 
 from __future__ import annotations
@@ -18,15 +20,17 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
-from flwr_safedshb.privacy.clipping.passes import Pass, Together, called
+from flwr_safedshb.privacy.clipping.passes import Pass, Together, called, copied
 from flwr_safedshb.privacy.clipping.sums import MAX_CLIP, clipped_sums
-from flwr_safedshb.privacy.examples import Batch, Example, rows, tensors_of
+from flwr_safedshb.privacy.clipping.total import TotalFunctions, find_partial_operation
+from flwr_safedshb.privacy.examples import Batch, Example, joined, rows, tensors_of
 from flwr_safedshb.privacy.losses import (
     Loss,
     PerExampleLoss,
     UnsupportedModelError,
     in_words,
 )
+from flwr_safedshb.privacy.unusable import unlogged
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 # Made-up examples: enough to see that one does not depend on another.
@@ -60,6 +64,7 @@ def check_model(
     UnsupportedModelError
         With the remedy.
     """
+    refuse_global_hooks()
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise UnsupportedModelError("the model has no parameter with requires_grad")
@@ -97,6 +102,15 @@ def check_model(
         best_pass(model, PerExampleLoss(loss), like, trained[0].dtype)
 
 
+def refuse_global_hooks() -> None:
+    """Refuse to work under hooks on all modules, which see every example of a batch."""
+    if nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
+        raise UnsupportedModelError(
+            "a hook is registered on all modules of the process, which could carry one "
+            "example's values to another; remove it before training"
+        )
+
+
 def _first_output(outputs: Batch, targets: torch.Tensor) -> torch.Tensor:
     """Stand in for a loss that is not known yet."""
     return tensors_of(outputs)[0].flatten(1).sum(1)
@@ -122,7 +136,8 @@ def best_pass(
         If the model or the loss fails on made-up examples, or mixes them.
     """
     with _undisturbed():
-        trial = copy.deepcopy(model).train()
+        trial, loss = _copy_apart(model, loss)
+        trial.train()
         for layer in trial.modules():
             if isinstance(layer, _BatchNorm):  # which must not be
                 layer.eval()
@@ -131,19 +146,149 @@ def best_pass(
         still = copy.deepcopy(trial).eval()
         examples, right = _tried(Pass(still, loss, dtype), like)
         _refuse_mixing(still, loss, *examples)
+        _refuse_own_state(Pass(copy.deepcopy(trial), loss, dtype), examples)
+        partial = _find_partial_operation(copy.deepcopy(trial), loss, examples)
         failure: Exception = ArithmeticError("gradients are too large, or differ")
-        for kind in (Together, Pass):
+        for kind in (Pass,) if partial else (Together, Pass):
             try:
                 found = _each(kind(copy.deepcopy(still), loss, dtype), examples)
                 best = kind(copy.deepcopy(trial), loss, dtype)
-                before = torch.get_rng_state()
                 _each(best, examples)
-                best.random = not torch.equal(before, torch.get_rng_state())
                 if _close(found, right):
+                    _refuse_hidden_state(best, examples)
                     return best
+            except UnsupportedModelError:
+                raise
             except Exception as error:
                 failure = error
     raise _failed(failure, like)
+
+
+def _copy_apart(
+    model: nn.Module, loss: PerExampleLoss
+) -> tuple[nn.Module, PerExampleLoss]:
+    """Return copies of model and loss, or refuse those that cannot be copied."""
+
+    def parts(module: nn.Module, loss: PerExampleLoss) -> set[int]:
+        tensors = (*module.parameters(), *module.buffers(), *loss.parameters())
+        own = loss.own_objects()
+        return {id(part) for part in (*module.modules(), *tensors, *own)}
+
+    copies = copy.deepcopy((model, loss))
+    if parts(model, loss) & parts(*copies):
+        raise UnsupportedModelError(
+            "a copy of the model or of the loss shares parts with the original, so "
+            "examples could not be kept apart; remove its __deepcopy__"
+        )
+    return copies
+
+
+def _find_partial_operation(
+    module: nn.Module, loss: PerExampleLoss, examples: Example
+) -> str:
+    """Return an operation that some value may make raise, or an empty string."""
+    one = [copied(rows(part, _ONES[0])) for part in examples]
+
+    def compute_loss() -> torch.Tensor:
+        with TotalFunctions():
+            return loss(called(module, one[0]), one[1])
+
+    trained = [p for p in module.parameters() if p.requires_grad]
+    return find_partial_operation(compute_loss, trained, tensors_of(*one))
+
+
+def _hostile(examples: Example) -> list[Example]:
+    """Return made-up examples with ordinary, large, zero and infinite values."""
+    found = [examples]
+    for size in (1e3, 1e30, 0.0, math.inf):
+
+        def scale(tensor: torch.Tensor, size: float = size) -> torch.Tensor:
+            return tensor * size if tensor.is_floating_point() else tensor
+
+        found.append(cast(Example, tree_map_only(torch.Tensor, scale, examples)))
+    return found
+
+
+def _refuse_own_state(path: Pass, examples: Example) -> None:
+    """Refuse a model or a loss that changes what it holds while it trains."""
+    for size in (1.0, 1e3):
+        with torch.no_grad():
+            for parameter in path.parameters:
+                parameter.mul_(size)
+        before = _held_tensors(path.module, path.loss)
+        for each in _hostile(examples):
+            module, loss, _ = path.make_copy()
+            with suppress(Exception), unlogged():
+                loss(called(module, copied(each[0])), copied(each[1]))
+            after = _held_tensors(module, loss)
+            for name, tensor in before.items():
+                if name in after and not _same_bits(tensor, after[name]):
+                    raise UnsupportedModelError(
+                        f"{name} changes while the model trains, and would carry one "
+                        "example's values to others; keep no statistics or caches of "
+                        "examples there, or freeze the layer by its eval()"
+                    )
+
+
+def _held_tensors(module: nn.Module, loss: PerExampleLoss) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model and its loss, by what they are."""
+    found: dict[str, torch.Tensor] = {}
+    found |= {f"the parameter {name}": p for name, p in module.named_parameters()}
+    found |= {f"the buffer {name}": b for name, b in module.named_buffers()}
+    for name, layer in module.named_modules():
+        kind = f" of {name}" if name else ""
+        found |= {
+            f"the attribute {key}{kind}": value
+            for key, value in vars(layer).items()
+            if isinstance(value, torch.Tensor)
+        }
+    found |= {
+        f"the loss's {key}": value
+        for owner in loss.own_objects()
+        for key, value in vars(owner).items()
+        if isinstance(value, torch.Tensor)
+    }
+    return {name: tensor.detach() for name, tensor in found.items()}
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors are equal, where NaN equals NaN."""
+    return one.shape == other.shape and bool(
+        torch.isclose(one, other, rtol=0.0, atol=0.0, equal_nan=True).all()
+    )
+
+
+def _refuse_hidden_state(path: Pass, examples: Example) -> None:
+    """Refuse a model whose gradient of an example depends on the examples beside it.
+
+    The first place has the same example in every batch, and the same random numbers.
+    """
+    batches = [
+        tuple(_beside(part, other) for part, other in zip(examples, each, strict=True))
+        for each in _hostile(examples)
+    ]
+    first: torch.Tensor | None = None
+    for batch in (*batches, batches[0]):
+        torch.manual_seed(_SEED)
+        with unlogged():
+            parts, finite = path.run(*map(copied, batch))
+        if not parts:
+            return
+        shape = _COUNT, 1, sum(p.numel() for p in path.places)
+        found = clipped_sums(parts, shape, MAX_CLIP, path.dtype, finite)[0]
+        if first is not None and not _same_bits(first, found):
+            raise UnsupportedModelError(
+                "an example's gradient depends on examples before it or beside it: the "
+                "model or the loss keeps values outside itself, in a class, a global "
+                "variable or a closure; keep them in local variables"
+            )
+        first = found
+
+
+def _beside(one: Batch, others: Batch) -> Batch:
+    """Return a batch with the first example of one batch and the rest of another."""
+    first, rest = rows(one, slice(0, 1)), rows(others, slice(1, _COUNT))
+    return joined([first, rest])
 
 
 @contextmanager
@@ -222,9 +367,11 @@ def _made_up(like: Batch, numbers: int, targets: bool = False) -> Batch:
 
 def _each(path: Pass, examples: Example) -> torch.Tensor:
     """Return each example's gradient, (k, d)."""
-    path.settle(examples)
+    with TotalFunctions():
+        path.settle(cast(Example, [*map(copied, examples)]))
+        parts, _ = path.parts(*map(copied, examples))
     shape = _COUNT, 1, sum(p.numel() for p in path.places)
-    return clipped_sums(path.parts(*examples), shape, MAX_CLIP, path.dtype)
+    return clipped_sums(parts, shape, MAX_CLIP, path.dtype)
 
 
 def _refuse_mixing(
@@ -232,9 +379,10 @@ def _refuse_mixing(
 ) -> None:
     """Refuse what would not train as its author meant: every example is alone here."""
     alone = [
-        loss(called(module, rows(inputs, one)), rows(targets, one)) for one in _ONES
+        loss(called(module, copied(rows(inputs, one))), rows(targets, one))
+        for one in _ONES
     ]
-    together = loss(called(module, inputs), targets)
+    together = loss(called(module, copied(inputs)), targets)
     if not _close(together.unsqueeze(1), torch.cat(alone).unsqueeze(1)):
         raise UnsupportedModelError(
             "the model or the loss mixes the examples of a batch: their losses are not "

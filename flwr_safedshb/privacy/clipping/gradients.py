@@ -8,9 +8,12 @@ Formal guarantees
 - Exchanging one example of a batch for any other moves the sum, as the floating-point
   numbers that it is, by at most 2C, and leaving its place empty moves it by at most C,
   whatever the weights and the other examples are (`sums` has the proof).
-- No example's contribution depends on another example of the batch (`passes`).
-- An example that makes the model or the loss raise, or whose gradient is not finite,
-  contributes zero, and the others count: no batch makes a call fail.
+- No example's contribution depends on another example, of this batch or of an earlier
+  one (`passes`).
+- An example that the model or the loss cannot take, or whose loss or gradient is not
+  finite, contributes zero, and the others are what they are without it: nothing is
+  computed again (`total`).
+- How a batch is computed depends on types and shapes alone.
 """
 
 from __future__ import annotations
@@ -21,8 +24,12 @@ from typing import cast
 import torch
 from torch import nn
 
-from flwr_safedshb.privacy.clipping.checks import best_pass, check_model
-from flwr_safedshb.privacy.clipping.passes import Pass
+from flwr_safedshb.privacy.clipping.checks import (
+    best_pass,
+    check_model,
+    refuse_global_hooks,
+)
+from flwr_safedshb.privacy.clipping.passes import Pass, copied
 from flwr_safedshb.privacy.clipping.sums import MAX_CLIP, MIN_CLIP, WIDE, clipped_sums
 from flwr_safedshb.privacy.examples import Batch, Example, rows, tensors_of
 from flwr_safedshb.privacy.losses import Loss, PerExampleLoss, UnsupportedModelError
@@ -87,6 +94,7 @@ class ClippedGradients:
         wide = small or any(p.dtype == torch.float64 for p in self.trained)
         self._dtype = torch.float64 if wide else torch.float32
         self._paths: dict[object, Pass] = {}
+        self._logged = False
 
     @property
     def trained(self) -> list[nn.Parameter]:
@@ -172,12 +180,15 @@ class ClippedGradients:
         (count,) = counts
         if count == 0:
             return torch.zeros(groups, self.size, device=self.trained[0].device)
+        refuse_global_hooks()
         path = self.prepare(inputs, targets)
         for mine, given in zip(path.parameters, self._parameters(), strict=True):
             mine.data = given.data
         if path.buffers:
             for own, theirs in zip(path.buffers, self.model.buffers(), strict=True):
                 own.copy_(theirs)
+        # A layer may work in place, and the examples belong to the caller.
+        inputs, targets = copied(inputs), copied(targets)
         most = max(1, MAX_HELD[self.clipping] // max(1, path.held))
         each = count // groups
         if count <= most:
@@ -200,45 +211,16 @@ class ClippedGradients:
         usable: torch.Tensor | None,
         whole: int,
     ) -> torch.Tensor:
-        # One state for every try: whether an example fails moves no other's dropout.
-        seed = int(torch.randint(2**62, ())) if path.random else None
-        try:
-            parts = path.run(batch, seed)
-        except Exception as error:
-            good = _usable(path, batch, seed, shape[0] * shape[1])
-            log_unusable(int((~good).sum()), error)
-            usable = good if usable is None else usable & good
-            # Every example in its own place, so that all round as they would beside
-            # any other; what fails is a copy of what does not.
-            places = torch.where(good, torch.arange(len(good)), good.int().argmax())
-            try:
-                parts = path.run([rows(part, places) for part in batch], seed)
-            except Exception:
-                parts = []
+        parts, finite = path.run(*batch)
+        usable = torch.ones_like(finite) if usable is None else usable
+        self._log_infinite(int((usable & ~finite).sum()))
         if not parts:  # no gradient leads anywhere
             return torch.zeros(shape[0], self.size)
         numbers = (*shape, self.size), self.clip_norm, path.dtype
-        return clipped_sums(parts, *numbers, usable, whole)
+        return clipped_sums(parts, *numbers, usable & finite, whole)
 
-
-def _usable(path: Pass, batch: Example, seed: int | None, count: int) -> torch.Tensor:
-    """Say which of k examples the model and the loss can take, (k,) of bool.
-
-    Each is asked in a batch as large, and in the same random state.
-    """
-    good = torch.ones(count, dtype=torch.bool)
-
-    def look(some: torch.Tensor) -> None:
-        places = some.repeat(-(-count // len(some)))[:count]
-        try:
-            path.run([rows(part, places) for part in batch], seed)
-        except Exception:
-            half = len(some) // 2
-            if half == 0:
-                good[some] = False
-            else:
-                look(some[:half])
-                look(some[half:])
-
-    look(torch.arange(count))
-    return good
+    def _log_infinite(self, count: int) -> None:
+        """Write to the node's log that examples have no finite loss, once."""
+        if count and not self._logged:
+            self._logged = True
+            log_unusable(count, ArithmeticError("the loss is not finite"))

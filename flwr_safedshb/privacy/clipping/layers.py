@@ -239,6 +239,8 @@ def _normed(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
 def _embedding(seen: Watched) -> Parts:
     layer = cast(nn.Embedding, seen.layer)
     entries = _joined([x.reshape(seen.count, -1) for x, _ in seen.seen], 1)
+    # An example with others has a loss of NaN, and counts as zero.
+    entries = entries.clamp(0, layer.num_embeddings - 1)
     g = seen.rows(1)
     if layer.padding_idx is not None:  # its row has no gradient
         g = g.masked_fill((entries == layer.padding_idx).unsqueeze(2), 0.0)

@@ -1,15 +1,26 @@
 """How a batch goes through a model so that no example meets another.
 
-Three ways to every example's gradient; none mixes them, whatever they and weights are:
+There are three ways to the gradient of every example. Which one a model takes is
+decided before the first round, by its types and its operations, and never by data or
+weights:
 
 - `Together`, plainly: a sequence of torch's own layers that are known to treat every
   example by itself (`known`);
-- `Together`, under `torch.vmap`: any other model sees one example at a time, as a batch
-  of one, while the work is done for all of them at once;
-- `Pass`: one example after the other, for what `torch.vmap` does not cover.
+- `Together`, under `torch.vmap`: any other model whose operations are all total
+  (`total`) sees one example at a time, as a batch of one, while the work is done for
+  all of them at once;
+- `Pass`: one example after the other, for everything else.
 
-`Together` watches the layers that have a formula (`layers`), in one backward pass.
+`Together` hooks the layers that have a formula (`layers`), in one backward pass.
 Every other parameter gets a copy for each example, and so a gradient for each.
+
+What one example leaves behind reaches no other:
+
+- every call works on copies of the inputs, so that a layer may work in place;
+- under `Pass` every example has a copy of the model and of the loss. Parameters and
+  buffers are copied on write, so that a frozen base model costs nothing;
+- under `torch.vmap` values of examples cannot be written to anything that is shared;
+- models that change their own parameters or buffers are refused beforehand (`checks`).
 """
 
 from __future__ import annotations
@@ -17,8 +28,9 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import FunctionType
 from typing import cast
@@ -31,16 +43,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from flwr_safedshb.privacy.clipping.known import has_formula, rowwise, takes_rows
 from flwr_safedshb.privacy.clipping.layers import Parts, Watched
 from flwr_safedshb.privacy.clipping.sums import Part
+from flwr_safedshb.privacy.clipping.total import TotalFunctions
 from flwr_safedshb.privacy.examples import (
     Batch,
     Example,
     apart,
     as_batch,
+    map_tensors,
     rows,
     tensors_of,
 )
 from flwr_safedshb.privacy.losses import PerExampleLoss
-from flwr_safedshb.privacy.unusable import log_unusable
+from flwr_safedshb.privacy.randomness.streams import separate_streams
+from flwr_safedshb.privacy.unusable import EvenTime
 
 
 class Pass:
@@ -60,8 +75,6 @@ class Pass:
         Where they are in the sum.
     held : int
         Elements that every example takes until the sum.
-    random : bool
-        Whether it draws random numbers.
     """
 
     words = "one at a time"  # for people
@@ -71,10 +84,10 @@ class Pass:
     ) -> None:
         self.module, self.loss, self.dtype = module, loss, dtype
         self.parameters, self.buffers = [*module.parameters()], [*module.buffers()]
-        self.random = True
         self._light = [layer for layer in module.modules() if _is_light(layer)]
         self.places: dict[nn.Parameter, slice] = {}
         self.held = 0
+        self._usual_time = 0.0
         for parameter in self.parameters:
             if parameter.requires_grad:
                 start, self.held = self.held, self.held + parameter.numel()
@@ -82,48 +95,53 @@ class Pass:
 
     def settle(self, made_up: Example) -> None:
         """Decide by made-up examples what the model alone does not say."""
+        start = time.perf_counter()
+        self.gradient(*(rows(part, slice(0, 1)) for part in made_up))
+        self._usual_time = time.perf_counter() - start
 
-    def fresh(self) -> tuple[nn.Module, PerExampleLoss]:
-        """Return copies of module and loss that share the parameters, and no state.
+    def make_copy(self) -> tuple[nn.Module, PerExampleLoss, list[nn.Parameter]]:
+        """Return copies of module and loss that share no state, and what is trained.
 
-        Whatever examples leave behind in them, no other example ever sees.
+        Memory of parameters and buffers is copied when something writes to it.
         """
-        shared: dict[int, object] = {id(p): p for p in self.parameters}
-        shared |= {id(layer): _lightly_copied(layer) for layer in self._light}
-        return copy.deepcopy((self.module, self.loss), shared)
+        of_loss = [*self.loss.parameters(), *self.loss.buffers()]
+        shared: dict[int, object] = {
+            id(tensor): _copy_on_write(tensor)
+            for tensor in (*self.parameters, *self.buffers, *of_loss)
+        }
+        shared |= {id(layer): _copy_lightly(layer, shared) for layer in self._light}
+        module, loss = copy.deepcopy((self.module, self.loss), shared)
+        return module, loss, [cast(nn.Parameter, shared[id(p)]) for p in self.places]
 
-    def run(self, batch: Sequence[Batch], seed: int | None) -> Parts:
-        """Return the parts of inputs and targets, in a random state of their own."""
-        own = torch.random.fork_rng(devices=[], enabled=seed is not None)
-        with torch.enable_grad(), own:  # also where gradients were turned off
-            if seed is not None:
-                torch.manual_seed(seed)
-            return self.parts(*batch)
+    def run(self, inputs: Batch, targets: Batch) -> tuple[Parts, torch.Tensor]:
+        """Return the parts of k examples, and which have a finite loss, (k,)."""
+        with torch.enable_grad(), TotalFunctions():  # also where gradients are off
+            return self.parts(inputs, targets)
 
-    def parts(self, inputs: Batch, targets: Batch) -> Parts:
-        """Return the gradients of k examples, NaN for one that cannot be used."""
-        gradients = []
-        seeds = torch.randint(2**62, (len(tensors_of(targets)[0]),)).tolist()
-        for i, seed in enumerate(seeds):
-            one = slice(i, i + 1)
-            torch.manual_seed(seed)  # whatever the examples before have drawn
-            try:
-                gradients.append(self.gradient(rows(inputs, one), rows(targets, one)))
-            except Exception as error:
-                log_unusable(1, error)
-                gradients.append(torch.full((self.held,), torch.nan, dtype=self.dtype))
-        return [Part(torch.stack(gradients), slice(0, self.held))]
+    def parts(self, inputs: Batch, targets: Batch) -> tuple[Parts, torch.Tensor]:
+        """Return as `run`, one example after the other."""
+        count = len(tensors_of(targets)[0])
+        gradients = torch.full((count, self.held), torch.nan, dtype=self.dtype)
+        even = EvenTime(self._usual_time)
+        with separate_streams(count) as start:
+            for i in range(count):
+                one = slice(i, i + 1)
+                start(i)
+                with even.example():
+                    gradients[i] = self.gradient(rows(inputs, one), rows(targets, one))
+        even.wait()
+        finite = gradients.isfinite().all(dim=1)
+        return [Part(gradients, slice(0, self.held))], finite
 
     def gradient(self, inputs: Batch, targets: Batch) -> torch.Tensor:
-        """Return the gradient of one example, (d,)."""
-        module, loss = self.fresh()
+        """Return the gradient of one example, (d,); NaN if its loss is not finite."""
+        module, loss, trained = self.make_copy()
+        value = loss(called(module, copied(inputs)), copied(targets)).sum()
         found = torch.autograd.grad(
-            loss(called(module, inputs), targets).sum(),
-            list(self.places),
-            allow_unused=True,
-            materialize_grads=True,
+            value, trained, allow_unused=True, materialize_grads=True
         )
-        return torch.cat([g.flatten().to(self.dtype) for g in found])
+        gradient = torch.cat([g.flatten().to(self.dtype) for g in found])
+        return gradient if value.isfinite() else gradient.fill_(torch.nan)
 
 
 class Together(Pass):
@@ -168,12 +186,12 @@ class Together(Pass):
         self.words = "known layers" if self._plain else "torch.vmap"
         self.held = sum(
             part.g.shape[1]
-            for part in self.parts(*made_up)
+            for part in self.parts(*made_up)[0]
             if isinstance(part, Part) and part.inputs is None
         )
 
-    def parts(self, inputs: Batch, targets: Batch) -> Parts:
-        """Return the gradients of k examples; raises what model or loss raise."""
+    def parts(self, inputs: Batch, targets: Batch) -> tuple[Parts, torch.Tensor]:
+        """Return as `run`, all examples at once."""
         losses, copies = self._losses(inputs, targets)
         edges = [edge for each in self._watched for _, edge in each.uses]
         wanted: Sequence[torch.Tensor] = [*edges, *copies.values()]  # type: ignore[list-item]  # torch takes both
@@ -187,7 +205,7 @@ class Together(Pass):
                 parts.append(Part(g.flatten(1).to(self.dtype), place))
         for watched in reversed(self._watched):
             parts += watched.parts(losses.shape[0], found)
-        return parts
+        return parts, losses.detach().isfinite()
 
     def _losses(
         self, inputs: Batch, targets: Batch
@@ -199,15 +217,16 @@ class Together(Pass):
             outputs = self.module(inputs)
             if self.loss.elementary:
                 return self.loss(outputs, targets), {}
-            apiece = torch.vmap(self.loss)(apart(outputs), apart(targets))
-            return apiece.squeeze(1), {}
+            loss = torch.vmap(copy.deepcopy(self.loss), randomness="different")
+            return loss(apart(outputs), apart(targets)).squeeze(1), {}
         first = tensors_of(targets)[0]
         copies = {
             name: p.detach().expand(len(first), *p.shape).requires_grad_()
             for name, p in self._loose.items()
         }
         tickets = torch.zeros(len(first), device=first.device)
-        one = functools.partial(self._one, *self.fresh())
+        module, loss, _ = self.make_copy()
+        one = functools.partial(self._one, module, loss)
         each = torch.vmap(one, randomness="different")
         try:
             # The one attention that vmap does for all examples at once.
@@ -259,12 +278,31 @@ def _is_light(layer: nn.Module) -> bool:
     )
 
 
-def _lightly_copied(layer: nn.Module) -> nn.Module:
+def _copy_lightly(layer: nn.Module, shared: Mapping[int, object]) -> nn.Module:
     """Return a copy of a light layer, in a tenth of the time of a deep one."""
-    copied = object.__new__(type(layer))
+    made = object.__new__(type(layer))
     for name, value in vars(layer).items():
-        vars(copied)[name] = value.copy() if isinstance(value, dict | set) else value
-    return copied
+        vars(made)[name] = value.copy() if isinstance(value, dict | set) else value
+    own = vars(made)["_parameters"]
+    own.update((name, shared[id(p)]) for name, p in own.items() if p is not None)
+    return made
+
+
+def _copy_on_write(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy whose memory is copied when one of the two is written to."""
+    held = tensor.detach()
+    try:
+        made = torch._lazy_clone(held)
+    except (AttributeError, RuntimeError):  # not for every kind of memory
+        made = held.clone()
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(made, tensor.requires_grad)
+    return made
+
+
+def copied(batch: Batch) -> Batch:
+    """Return a batch whose memory nobody else has."""
+    return map_tensors(lambda tensor: tensor.detach().clone(), batch)
 
 
 def _own(layer: nn.Module) -> list[nn.Parameter]:

@@ -183,13 +183,14 @@ def clipped_sums(
         factors = factors.to(dtype)
         factors = torch.nextafter(factors, factors.new_zeros(()))
     factors.clamp_(max=1.0)
-    if usable is not None or not math.isfinite(norms.sum()):
-        kept = norms.isfinite()
-        kept &= True if usable is None else usable.to(norms.device)
+    if usable is not None:
+        factors.masked_fill_(~usable.to(norms.device), 0.0)
+    if not math.isfinite(norms.sum()):
         # Zero times infinity is not zero.
-        factors.masked_fill_(~kept, 0.0)
+        infinite = ~norms.isfinite()
+        factors.masked_fill_(infinite, 0.0)
         for part in parts:
-            part.drop(~kept)
+            part.drop(infinite)
     make = torch.empty if sum(part.size for part in parts) == size else torch.zeros
     wide = dtype if count <= BLOCK else torch.float64
     out = make(groups, size, dtype=wide, device=norms.device)
