@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import BuiltinFunctionType, FunctionType, MethodType
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules.loss import _Loss
 
+from flwr_safedshb.privacy.clipping.total import TotalFunctions
 from flwr_safedshb.privacy.examples import Batch, tensors_of
 
 Loss = Callable[..., torch.Tensor]
@@ -20,6 +22,8 @@ _ELEMENTWISE = (
     *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
     *(nn.BCELoss, nn.BCEWithLogitsLoss),
 )
+# Those that raise for some values.
+_PARTIAL = (nn.BCELoss, nn.CrossEntropyLoss, nn.NLLLoss)
 # Those of torch that give each row a value of its own.
 _LOSSES = (*_ELEMENTWISE, nn.CrossEntropyLoss, nn.NLLLoss)
 _FUNCTIONS = (
@@ -68,6 +72,7 @@ class PerExampleLoss:
             loss.reduction = "none"
         self._loss = loss
         self.elementary = elementary(loss)
+        self._partial = not isinstance(loss, _Loss) or isinstance(loss, _PARTIAL)
 
     def own_objects(self) -> list[object]:
         """Return the objects of a loss that may hold state, and that a copy copies."""
@@ -100,7 +105,8 @@ class PerExampleLoss:
                 outputs = getattr(outputs, "logits", outputs)
             _refuse_no_rows(self._loss, outputs, targets)
             _refuse_broadcasting(self._loss, outputs, targets)
-        values = self._loss(outputs, targets)
+        with TotalFunctions() if self._partial else nullcontext():
+            values = self._loss(outputs, targets)
         count = _count(targets)
         if values.shape == (count,):
             return values

@@ -197,37 +197,39 @@ def _find_partial_operation(
     return find_partial_operation(compute_loss, trained, tensors_of(*one))
 
 
-def _hostile(examples: Example) -> list[Example]:
-    """Return made-up examples with ordinary, large, zero and infinite values."""
-    found = [examples]
-    for size in (1e3, 1e30, 0.0, math.inf):
+def _scale(examples: Example, size: float) -> Example:
+    """Return made-up examples whose floating-point values are `size` times as large."""
 
-        def scale(tensor: torch.Tensor, size: float = size) -> torch.Tensor:
-            return tensor * size if tensor.is_floating_point() else tensor
+    def scale(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * size if tensor.is_floating_point() else tensor
 
-        found.append(cast(Example, tree_map_only(torch.Tensor, scale, examples)))
-    return found
+    return cast(Example, tree_map_only(torch.Tensor, scale, examples))
 
 
 def _refuse_own_state(path: Pass, examples: Example) -> None:
     """Refuse a model or a loss that changes what it holds while it trains."""
-    for size in (1.0, 1e3):
+    for of_weights, of_examples in (
+        (1.0, 1.0),
+        (1.0, 1e3),
+        (1e3, 1e30),
+        (1.0, math.inf),
+    ):
         with torch.no_grad():
             for parameter in path.parameters:
-                parameter.mul_(size)
+                parameter.mul_(of_weights)
         before = _held_tensors(path.module, path.loss)
-        for each in _hostile(examples):
-            module, loss, _ = path.make_copy()
-            with suppress(Exception), unlogged():
-                loss(called(module, copied(each[0])), copied(each[1]))
-            after = _held_tensors(module, loss)
-            for name, tensor in before.items():
-                if name in after and not _same_bits(tensor, after[name]):
-                    raise UnsupportedModelError(
-                        f"{name} changes while the model trains, and would carry one "
-                        "example's values to others; keep no statistics or caches of "
-                        "examples there, or freeze the layer by its eval()"
-                    )
+        module, loss, _ = path.make_copy()
+        inputs, targets = map(copied, _scale(examples, of_examples))
+        with suppress(Exception), unlogged():
+            loss(called(module, inputs), targets)
+        after = _held_tensors(module, loss)
+        for name, tensor in before.items():
+            if name in after and not _same_bits(tensor, after[name]):
+                raise UnsupportedModelError(
+                    f"{name} changes while the model trains, and would carry one "
+                    "example's values to others; keep no statistics or caches of "
+                    "examples there, or freeze the layer by its eval()"
+                )
 
 
 def _held_tensors(module: nn.Module, loss: PerExampleLoss) -> dict[str, torch.Tensor]:
@@ -263,12 +265,10 @@ def _refuse_hidden_state(path: Pass, examples: Example) -> None:
 
     The first place has the same example in every batch, and the same random numbers.
     """
-    batches = [
-        tuple(_beside(part, other) for part, other in zip(examples, each, strict=True))
-        for each in _hostile(examples)
-    ]
     first: torch.Tensor | None = None
-    for batch in (*batches, batches[0]):
+    for size in (1.0, 1e30, math.inf, 1.0):
+        both = zip(examples, _scale(examples, size), strict=True)
+        batch = [_beside(part, other) for part, other in both]
         torch.manual_seed(_SEED)
         with unlogged():
             parts, finite = path.run(*map(copied, batch))
@@ -320,8 +320,12 @@ def _tried(
     for words, classes in itertools.product((10, 2, 1), (10, 3, 2, 1)):
         examples = _made_up(like[0], words), _made_up(like[1], classes, targets=True)
         try:
-            found = [alone.gradient(*(rows(p, one) for p in examples)) for one in _ONES]
-            return examples, torch.stack(found)
+            found = torch.stack(
+                [alone.gradient(*(rows(p, one) for p in examples)) for one in _ONES]
+            )
+            if found.isfinite().all():
+                return examples, found
+            failure = ArithmeticError("the loss or the gradient is not finite")
         except UnsupportedModelError:
             raise
         except Exception as error:

@@ -212,15 +212,17 @@ class ClippedGradients:
         whole: int,
     ) -> torch.Tensor:
         parts, finite = path.run(*batch)
-        usable = torch.ones_like(finite) if usable is None else usable
-        self._log_infinite(int((usable & ~finite).sum()))
+        if not (self._logged or finite.all()):
+            self._log_infinite(finite, usable)
+        usable = finite if usable is None else finite & usable
         if not parts:  # no gradient leads anywhere
             return torch.zeros(shape[0], self.size)
         numbers = (*shape, self.size), self.clip_norm, path.dtype
-        return clipped_sums(parts, *numbers, usable & finite, whole)
+        return clipped_sums(parts, *numbers, usable, whole)
 
-    def _log_infinite(self, count: int) -> None:
+    def _log_infinite(self, finite: torch.Tensor, usable: torch.Tensor | None) -> None:
         """Write to the node's log that examples have no finite loss, once."""
-        if count and not self._logged:
+        lost = ~finite if usable is None else usable & ~finite
+        if count := int(lost.sum()):
             self._logged = True
             log_unusable(count, ArithmeticError("the loss is not finite"))

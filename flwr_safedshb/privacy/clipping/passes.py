@@ -31,7 +31,7 @@ import inspect
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import FunctionType
 from typing import cast
 
@@ -75,9 +75,12 @@ class Pass:
         Where they are in the sum.
     held : int
         Elements that every example takes until the sum.
+    guarded : bool
+        Whether the model has functions that are replaced by total ones.
     """
 
     words = "one at a time"  # for people
+    guarded = True
 
     def __init__(
         self, module: nn.Module, loss: PerExampleLoss, dtype: torch.dtype
@@ -115,7 +118,8 @@ class Pass:
 
     def run(self, inputs: Batch, targets: Batch) -> tuple[Parts, torch.Tensor]:
         """Return the parts of k examples, and which have a finite loss, (k,)."""
-        with torch.enable_grad(), TotalFunctions():  # also where gradients are off
+        guard = TotalFunctions() if self.guarded else nullcontext()
+        with torch.enable_grad(), guard:  # also where gradients are turned off
             return self.parts(inputs, targets)
 
     def parts(self, inputs: Batch, targets: Batch) -> tuple[Parts, torch.Tensor]:
@@ -169,7 +173,9 @@ class Together(Pass):
             for layer in self.module.modules()
             if self._plain
         ]
-        self._losses(*made_up)
+        with TotalFunctions() as guard:
+            self._losses(*made_up)
+        self.guarded = guard.used
         for hook in hooks:
             hook.remove()
         for unused in [each.layer for each in self._watched if not each.uses]:

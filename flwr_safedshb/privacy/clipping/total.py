@@ -34,19 +34,19 @@ _TOTAL = frozenset(
     _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d
     adaptive_max_pool3d addbmm addmm addmv addr alias all amax amin aminmax any
     arange argmax argmin argsort as_strided avg_pool1d avg_pool2d avg_pool3d baddbmm
-    bernoulli_ bmm bucketize cat _cdist_forward clone col2im constant_pad_nd
-    convolution copy_ count_nonzero cross cummax cummin cumprod cumsum detach
-    diag_embed diagonal_scatter dot empty empty_like empty_strided exponential_ eye
-    _fft_c2c _fft_c2r _fft_r2c fill flip full full_like _fused_dropout glu
-    grid_sampler_2d grid_sampler_3d huber_loss im2col isin lift_fresh linalg_cross
-    linalg_vector_norm linspace log_sigmoid_forward _log_softmax logcumsumexp
-    logsumexp masked_fill max max_pool2d_with_indices max_pool3d_with_indices mean
-    median min mm mse_loss mv nanmedian nansum native_batch_norm
-    _native_batch_norm_legit _native_batch_norm_legit_no_training native_dropout
-    native_group_norm native_layer_norm new_empty new_empty_strided new_full
-    new_ones new_zeros norm normal_ ones ones_like _prelu_kernel prod rand rand_like
-    randint randint_like randn randn_like randperm reflection_pad1d reflection_pad2d
-    reflection_pad3d repeat replication_pad1d replication_pad2d
+    bernoulli_ binary_cross_entropy_with_logits bmm bucketize cat _cdist_forward
+    clone col2im constant_pad_nd convolution copy_ count_nonzero cross cummax cummin
+    cumprod cumsum detach diag_embed diagonal_scatter dot empty empty_like
+    empty_strided exponential_ eye _fft_c2c _fft_c2r _fft_r2c fill flip full
+    full_like _fused_dropout glu grid_sampler_2d grid_sampler_3d huber_loss im2col
+    isin lift_fresh linalg_cross linalg_vector_norm linspace log_sigmoid_forward
+    _log_softmax logcumsumexp logsumexp masked_fill max max_pool2d_with_indices
+    max_pool3d_with_indices mean median min mm mse_loss mv nanmedian nansum
+    native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training
+    native_dropout native_group_norm native_layer_norm new_empty new_empty_strided
+    new_full new_ones new_zeros norm normal_ ones ones_like _prelu_kernel prod rand
+    rand_like randint randint_like randn randn_like randperm reflection_pad1d
+    reflection_pad2d reflection_pad3d repeat replication_pad1d replication_pad2d
     replication_pad3d _reshape_alias roll rrelu_with_noise _safe_softmax
     scalar_tensor scaled_dot_product_attention
     _scaled_dot_product_efficient_attention
@@ -75,7 +75,15 @@ _in_total: ContextVar[bool] = ContextVar("in_total", default=False)
 
 
 class TotalFunctions(TorchFunctionMode):
-    """Replace functions that raise for some values by functions that give NaN there."""
+    """Replace functions that raise for some values by functions that give NaN there.
+
+    Attributes
+    ----------
+    used : bool
+        Whether a function was replaced.
+    """
+
+    used = False
 
     def __torch_function__(
         self,
@@ -88,6 +96,7 @@ class TotalFunctions(TorchFunctionMode):
         total = _FORMS.get(func)
         if total is None:
             return func(*args, **(kwargs or {}))
+        self.used = True
         return total(func, args, kwargs or {})
 
 
@@ -121,28 +130,32 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, given: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         # They are kept, so that no other tensor gets the id of one.
-        self._given = {id(tensor): tensor for tensor in given}
+        self.given = {id(tensor): tensor for tensor in given}
         self.backward = False
         self.found = ""
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Call an operation, and note it if the values of its arguments matter."""
-        tensors = _tensors_in((args, kwargs))
-        result = func(*args, **(kwargs or {}))
-        chosen = [tensor for tensor in tensors if id(tensor) in self._given]
-        random = torch.Tag.nondeterministic_seeded in func.tags
-        if chosen or random:
-            trusted = _in_total.get() or _is_total(func, tensors, chosen, self.backward)
-            self.found = self.found or ("" if trusted else str(func))
-        if chosen:
-            self._given.update((id(made), made) for made in _tensors_in(result))
-        return result
+
+def _trace(
+    tracer: _Tracer,
+    func: Any,
+    types: Iterable[type],
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+) -> Any:
+    """Call an operation, and note it if the values of its arguments matter."""
+    tensors = _tensors_in((args, kwargs))
+    result = func(*args, **(kwargs or {}))
+    chosen = [tensor for tensor in tensors if id(tensor) in tracer.given]
+    if chosen or torch.Tag.nondeterministic_seeded in func.tags:
+        trusted = _in_total.get() or _is_total(func, tensors, chosen, tracer.backward)
+        tracer.found = tracer.found or ("" if trusted else str(func))
+    if chosen:
+        tracer.given.update((id(made), made) for made in _tensors_in(result))
+    return result
+
+
+# Set here, because in the class torch would wrap it and import its compiler.
+_Tracer.__torch_dispatch__ = _trace  # type: ignore[method-assign]
 
 
 def _tensors_in(nest: object) -> list[torch.Tensor]:

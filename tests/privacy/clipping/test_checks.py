@@ -203,37 +203,6 @@ def test_model_that_fails_is_refused_in_one_line(
     assert len(str(caught.value)) < 400
 
 
-def test_state_that_an_example_leaves_behind_reaches_no_other() -> None:
-    class Remembers(nn.Module):
-        last: torch.Tensor
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(6, 3)
-            self.register_buffer("last", torch.zeros(1, 6))
-            self.seen = torch.zeros(1, 6)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = self.head(x + self.last[:1] + self.seen)
-            if self.training:
-                self.last = self.last + x.detach()[-1:]
-                self.seen = x.detach()[-1:]
-            return y
-
-    model = Remembers()
-    clipped = ClippedGradients(model, cross_entropy, 1.0)
-    inputs, targets = batch()
-    used = torch.tensor([False, True, True, True, True, True])
-    others = clipped.flat_sum(inputs, targets, used)
-    inputs[0] += 5.0
-    assert torch.equal(clipped.flat_sum(inputs, targets, used), others)
-    assert not model.last.any()
-    # Nor one of a later call.
-    alone = clipped.flat_sum(inputs[1:3], targets[1:3])
-    clipped.flat_sum(100 * inputs, targets)
-    assert torch.equal(clipped.flat_sum(inputs[1:3], targets[1:3]), alone)
-
-
 def test_what_is_left_in_a_layer_reaches_no_later_call() -> None:
     class Stashes(nn.Module):
         def __init__(self) -> None:

@@ -404,9 +404,9 @@ def test_what_is_held_is_bounded_and_chunks_add_up(
     asked: list[int] = []
     run = path.run
 
-    def spy(batch: list[torch.Tensor], seed: int | None) -> layers.Parts:
-        asked.append(len(batch[1]))
-        return run(batch, seed)
+    def spy(inputs: Batch, targets: torch.Tensor) -> tuple[layers.Parts, torch.Tensor]:
+        asked.append(len(targets))
+        return run(inputs, targets)
 
     monkeypatch.setattr(path, "run", spy)
     monkeypatch.setitem(gradients.MAX_HELD, clipping, 3 * path.held + 1)
