@@ -114,7 +114,8 @@ def private_vector(
         total = torch.zeros(gradients.size)
     else:
         with unwarned():
-            total = gradients.flat_sum(*batch)
+            inputs, targets, usable = batch
+            total = gradients.consume((inputs, targets), usable=usable)[0]
     return released(gradients, total, draw, weight_decay)
 
 

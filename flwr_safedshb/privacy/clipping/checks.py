@@ -271,11 +271,11 @@ def _refuse_hidden_state(path: Pass, examples: Example) -> None:
         batch = [_beside(part, other) for part, other in both]
         torch.manual_seed(_SEED)
         with unlogged():
-            parts, finite = path.run(*map(copied, batch))
+            parts, losses = path.run(*map(copied, batch))
         if not parts:
             return
         shape = _COUNT, 1, sum(p.numel() for p in path.places)
-        found = clipped_sums(parts, shape, MAX_CLIP, path.dtype, finite)[0]
+        found = clipped_sums(parts, shape, MAX_CLIP, path.dtype, losses.isfinite())[0]
         if first is not None and not _same_bits(first, found):
             raise UnsupportedModelError(
                 "an example's gradient depends on examples before it or beside it: the "
@@ -320,10 +320,9 @@ def _tried(
     for words, classes in itertools.product((10, 2, 1), (10, 3, 2, 1)):
         examples = _made_up(like[0], words), _made_up(like[1], classes, targets=True)
         try:
-            found = torch.stack(
-                [alone.gradient(*(rows(p, one) for p in examples)) for one in _ONES]
-            )
-            if found.isfinite().all():
+            pairs = [alone.gradient(*(rows(p, one) for p in examples)) for one in _ONES]
+            found = torch.stack([gradient for gradient, _ in pairs])
+            if found.isfinite().all() and all(loss.isfinite() for _, loss in pairs):
                 return examples, found
             failure = ArithmeticError("the loss or the gradient is not finite")
         except UnsupportedModelError:
@@ -371,9 +370,8 @@ def _made_up(like: Batch, numbers: int, targets: bool = False) -> Batch:
 
 def _each(path: Pass, examples: Example) -> torch.Tensor:
     """Return each example's gradient, (k, d)."""
-    with TotalFunctions():
-        path.settle(cast(Example, [*map(copied, examples)]))
-        parts, _ = path.parts(*map(copied, examples))
+    path.settle(cast(Example, [*map(copied, examples)]))
+    parts, _ = path.parts(*map(copied, examples))
     shape = _COUNT, 1, sum(p.numel() for p in path.places)
     return clipped_sums(parts, shape, MAX_CLIP, path.dtype)
 

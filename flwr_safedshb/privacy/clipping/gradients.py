@@ -19,6 +19,7 @@ Formal guarantees
 from __future__ import annotations
 
 import itertools
+import math
 from typing import cast
 
 import torch
@@ -161,9 +162,20 @@ class ClippedGradients:
     ) -> torch.Tensor:
         """Return the sums of the clipped gradients of equal parts of a batch.
 
+        See `consume`, which this calls with a copy of the batch.
+        """
+        return self.consume((copied(inputs), copied(targets)), groups, usable)
+
+    def consume(
+        self, batch: Example, groups: int = 1, usable: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the sums of the clipped gradients of equal parts of a batch.
+
+        The batch must be a copy: a layer that works in place overwrites it.
+
         Parameters
         ----------
-        inputs, targets : as in a call, (groups * k, ...)
+        batch : (inputs, targets), as in a call, (groups * k, ...)
             One group after the other.
         groups : int
         usable : Tensor of bool, shape (groups * k,), optional
@@ -174,6 +186,7 @@ class ClippedGradients:
         Tensor, shape (groups, d)
             In float32 or float64.
         """
+        inputs, targets = batch
         counts = {tensor.shape[0] for tensor in tensors_of(inputs, targets)}
         if len(counts) != 1:
             raise ValueError(f"inputs and targets must pair up, got {sorted(counts)}")
@@ -187,20 +200,18 @@ class ClippedGradients:
         if path.buffers:
             for own, theirs in zip(path.buffers, self.model.buffers(), strict=True):
                 own.copy_(theirs)
-        # A layer may work in place, and the examples belong to the caller.
-        inputs, targets = copied(inputs), copied(targets)
         most = max(1, MAX_HELD[self.clipping] // max(1, path.held))
         each = count // groups
         if count <= most:
-            return self._sums(path, (inputs, targets), (groups, each), usable, each)
+            return self._sums(path, batch, (groups, each), usable, each)
         # One group after the other, in parts where one alone is too large.
         out = torch.zeros(groups, self.size, dtype=torch.float64)
         for group, first in itertools.product(range(groups), range(0, each, most)):
             size = min(most, each - first)
             part = slice(group * each + first, group * each + first + size)
             some = None if usable is None else usable[part]
-            batch = rows(inputs, part), rows(targets, part)
-            out[group] += self._sums(path, batch, (1, size), some, each)[0]
+            few = rows(inputs, part), rows(targets, part)
+            out[group] += self._sums(path, few, (1, size), some, each)[0]
         return out
 
     def _sums(
@@ -211,10 +222,11 @@ class ClippedGradients:
         usable: torch.Tensor | None,
         whole: int,
     ) -> torch.Tensor:
-        parts, finite = path.run(*batch)
-        if not (self._logged or finite.all()):
+        parts, losses = path.run(*batch)
+        if not math.isfinite(losses.sum()):
+            finite = losses.isfinite()
             self._log_infinite(finite, usable)
-        usable = finite if usable is None else finite & usable
+            usable = finite if usable is None else finite & usable
         if not parts:  # no gradient leads anywhere
             return torch.zeros(shape[0], self.size)
         numbers = (*shape, self.size), self.clip_norm, path.dtype
@@ -223,6 +235,6 @@ class ClippedGradients:
     def _log_infinite(self, finite: torch.Tensor, usable: torch.Tensor | None) -> None:
         """Write to the node's log that examples have no finite loss, once."""
         lost = ~finite if usable is None else usable & ~finite
-        if count := int(lost.sum()):
+        if not self._logged and (count := int(lost.sum())):
             self._logged = True
             log_unusable(count, ArithmeticError("the loss is not finite"))

@@ -31,7 +31,7 @@ import inspect
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import FunctionType
 from typing import cast
 
@@ -75,12 +75,9 @@ class Pass:
         Where they are in the sum.
     held : int
         Elements that every example takes until the sum.
-    guarded : bool
-        Whether the model has functions that are replaced by total ones.
     """
 
     words = "one at a time"  # for people
-    guarded = True
 
     def __init__(
         self, module: nn.Module, loss: PerExampleLoss, dtype: torch.dtype
@@ -117,35 +114,40 @@ class Pass:
         return module, loss, [cast(nn.Parameter, shared[id(p)]) for p in self.places]
 
     def run(self, inputs: Batch, targets: Batch) -> tuple[Parts, torch.Tensor]:
-        """Return the parts of k examples, and which have a finite loss, (k,)."""
-        guard = TotalFunctions() if self.guarded else nullcontext()
-        with torch.enable_grad(), guard:  # also where gradients are turned off
+        """Return the parts of k examples, and their losses, (k,).
+
+        An example without a finite loss is none that can be used.
+        """
+        with torch.enable_grad():  # also where gradients are turned off
             return self.parts(inputs, targets)
 
     def parts(self, inputs: Batch, targets: Batch) -> tuple[Parts, torch.Tensor]:
         """Return as `run`, one example after the other."""
         count = len(tensors_of(targets)[0])
-        gradients = torch.full((count, self.held), torch.nan, dtype=self.dtype)
+        gradients = torch.zeros(count, self.held, dtype=self.dtype)
+        losses = torch.full((count,), torch.nan)
         even = EvenTime(self._usual_time)
         with separate_streams(count) as start:
             for i in range(count):
                 one = slice(i, i + 1)
                 start(i)
                 with even.example():
-                    gradients[i] = self.gradient(rows(inputs, one), rows(targets, one))
+                    found = self.gradient(rows(inputs, one), rows(targets, one))
+                    gradients[i], losses[i] = found
         even.wait()
-        finite = gradients.isfinite().all(dim=1)
-        return [Part(gradients, slice(0, self.held))], finite
+        return [Part(gradients, slice(0, self.held))], losses
 
-    def gradient(self, inputs: Batch, targets: Batch) -> torch.Tensor:
-        """Return the gradient of one example, (d,); NaN if its loss is not finite."""
+    def gradient(
+        self, inputs: Batch, targets: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the gradient of one example, (d,), and its loss, ()."""
         module, loss, trained = self.make_copy()
-        value = loss(called(module, copied(inputs)), copied(targets)).sum()
+        with TotalFunctions():
+            value = loss(called(module, copied(inputs)), copied(targets)).sum()
         found = torch.autograd.grad(
             value, trained, allow_unused=True, materialize_grads=True
         )
-        gradient = torch.cat([g.flatten().to(self.dtype) for g in found])
-        return gradient if value.isfinite() else gradient.fill_(torch.nan)
+        return torch.cat([g.flatten().to(self.dtype) for g in found]), value.detach()
 
 
 class Together(Pass):
@@ -173,9 +175,11 @@ class Together(Pass):
             for layer in self.module.modules()
             if self._plain
         ]
-        with TotalFunctions() as guard:
-            self._losses(*made_up)
-        self.guarded = guard.used
+        if self._plain:
+            with TotalFunctions() as guard:
+                self.module(copied(made_up[0]))
+        self._guarded = not self._plain or guard.used
+        self._losses(*made_up)
         for hook in hooks:
             hook.remove()
         for unused in [each.layer for each in self._watched if not each.uses]:
@@ -211,7 +215,7 @@ class Together(Pass):
                 parts.append(Part(g.flatten(1).to(self.dtype), place))
         for watched in reversed(self._watched):
             parts += watched.parts(losses.shape[0], found)
-        return parts, losses.detach().isfinite()
+        return parts, losses.detach()
 
     def _losses(
         self, inputs: Batch, targets: Batch
@@ -220,7 +224,8 @@ class Together(Pass):
         for watched in self._watched:
             watched.uses.clear()
         if self._plain:
-            outputs = self.module(inputs)
+            with self._guard():
+                outputs = self.module(inputs)
             if self.loss.elementary:
                 return self.loss(outputs, targets), {}
             loss = torch.vmap(copy.deepcopy(self.loss), randomness="different")
@@ -236,10 +241,14 @@ class Together(Pass):
         each = torch.vmap(one, randomness="different")
         try:
             # The one attention that vmap does for all examples at once.
-            with sdpa_kernel(SDPBackend.MATH):
+            with sdpa_kernel(SDPBackend.MATH), self._guard():
                 return each(tickets, copies, inputs, targets), copies
         finally:
             self._tickets.clear()
+
+    def _guard(self) -> AbstractContextManager[object]:
+        """Return what replaces functions by total ones, if the model has any."""
+        return TotalFunctions() if self._guarded else nullcontext()
 
     def _one(
         self,

@@ -93,11 +93,12 @@ class TotalFunctions(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Call a function, or its total form."""
-        total = _FORMS.get(func)
-        if total is None:
-            return func(*args, **(kwargs or {}))
+        form, given = _FORMS.get(func), kwargs or {}
+        result = NotImplemented if form is None else form(func, args, given)
+        if result is NotImplemented:
+            return func(*args, **given)
         self.used = True
-        return total(func, args, kwargs or {})
+        return result
 
 
 def find_partial_operation(
@@ -155,7 +156,7 @@ def _trace(
 
 
 # Set here, because in the class torch would wrap it and import its compiler.
-_Tracer.__torch_dispatch__ = _trace  # type: ignore[method-assign]
+_Tracer.__torch_dispatch__ = _trace  # type: ignore[assignment, method-assign]
 
 
 def _tensors_in(nest: object) -> list[torch.Tensor]:
@@ -190,6 +191,7 @@ def _is_total(
 
 
 Arguments = dict[str, Any]
+# Forms return NotImplemented for arguments that the original takes whatever they are.
 Form = Callable[[Callable[..., Any], tuple[Any, ...], Arguments], Any]
 
 
@@ -223,7 +225,7 @@ def _call_class_loss(
     given.apply_defaults()
     scores, target = given.arguments["input"], given.arguments["target"]
     if target.is_floating_point():
-        return func(*args, **kwargs)
+        return NotImplemented
     with _trusted():
         classes = scores.shape[min(1, scores.dim() - 1)]
         ignored = target == given.arguments["ignore_index"]
@@ -250,7 +252,7 @@ def _call_embedding(
     """Give rows of NaN for entries that a table does not have."""
     given = _signature(func).bind(*args, **kwargs)
     if given.arguments.get("max_norm") is not None:  # which changes the table
-        return func(*args, **kwargs)
+        return NotImplemented
     with _trusted():
         entries = given.arguments["input"]
         valid = (entries >= 0) & (entries < given.arguments["weight"].shape[0])
@@ -263,7 +265,7 @@ def _call_gather(
 ) -> Any:
     """Give NaN for places that do not exist: `gather`."""
     if len(args) != 3 or kwargs or not args[0].is_floating_point():
-        return func(*args, **kwargs)
+        return NotImplemented
     source, dim, index = args
     with _trusted():
         valid = (index >= 0) & (index < source.shape[dim])
@@ -283,7 +285,7 @@ def _call_getitem(
         for part in parts
     )
     if not whole or not source.is_floating_point():
-        return func(*args, **kwargs)
+        return NotImplemented
     with _trusted():
         valid = functools.reduce(
             torch.logical_and,
