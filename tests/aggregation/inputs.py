@@ -90,7 +90,7 @@ def all_equal(rng: np.random.Generator, n: int, f: int, d: int) -> Floats:
 
 
 def one_coordinate(rng: np.random.Generator, n: int, f: int, d: int) -> Floats:
-    return (rng.normal(size=(n, 1)) + _scale(rng, -2, 4)) * 10.0 ** rng.uniform(-8, 8)
+    return (rng.normal(size=(n, 1)) + _scale(rng, -2, 4)) * _scale(rng, -8, 8)
 
 
 def uneven_coordinates(rng: np.random.Generator, n: int, f: int, d: int) -> Floats:
@@ -98,7 +98,8 @@ def uneven_coordinates(rng: np.random.Generator, n: int, f: int, d: int) -> Floa
 
 
 def grid(rng: np.random.Generator, n: int, f: int, d: int) -> Floats:
-    return rng.integers(-2, 3, (n, d)) + float(rng.choice([0.0, 2.0**20]))
+    steps = rng.integers(-2, 3, (n, d)).astype(np.float64)
+    return steps + float(rng.choice([0.0, 2.0**20]))
 
 
 FAMILIES: dict[str, Family] = {

@@ -279,6 +279,8 @@ def _ways(rule: Rule, case: Case, out: NDArray[np.floating]) -> Iterator[str]:
         yield "layers are not finite"
         return
     ties = len(x) < 4 or x.shape[1] < 2 or (isinstance(rule, NNM) and _weighs(rule))
+    # Almost on a line, an even number of vectors has more than one median.
+    ties |= case.family == "uneven_coordinates" and len(x) % 2 == 0
     if case.family not in inputs.WITHOUT_TIES or ties:
         return
     room = 1e-6 * case.truth.radius + 8 * float(np.finfo(x.dtype).eps) * np.abs(out)
