@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,7 +134,7 @@ class Case:
     whole: bool = True
 
 
-def _weighs(rule: Rule) -> bool:
+def _weighs(rule: Rule) -> TypeGuard[GramRule]:
     if isinstance(rule, NNM):
         return _weighs(rule.rule)
     return isinstance(rule, GramRule)

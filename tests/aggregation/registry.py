@@ -35,7 +35,8 @@ def all_rules() -> list[Rule]:
         aggregation.__path__, f"{aggregation.__name__}."
     ):
         importlib.import_module(module.name)
-    rules = [*map(_made, sorted(_concrete(Rule), key=lambda kind: kind.__name__))]
+    kinds = _concrete(Rule)  # type: ignore[type-abstract]
+    rules = [*map(_made, sorted(kinds, key=lambda kind: kind.__name__))]
     rules += [*VARIANTS, *(r for r in configured("aggregation") if isinstance(r, Rule))]
     return list({str(rule): rule for rule in rules}.values())
 
@@ -49,9 +50,10 @@ def _concrete(kind: type[Rule]) -> set[type[Rule]]:
 
 def _made(kind: type[Rule]) -> Rule:
     """Return a rule of a class, with SMEA where it needs another rule."""
-    needed = {
-        field.name: SMEA()
-        for field in (fields(kind) if is_dataclass(kind) else ())
-        if field.init and field.default is field.default_factory is MISSING
-    }
-    return kind(**needed)
+    settings = fields(kind) if is_dataclass(kind) else ()
+    needed = [
+        setting.name
+        for setting in settings
+        if setting.init and setting.default is setting.default_factory is MISSING
+    ]
+    return kind(**dict.fromkeys(needed, SMEA()))
