@@ -121,8 +121,9 @@ FAMILIES: dict[str, Family] = {
         grid,
     )
 }
-# In these, no two subsets and no two clients are as good as each other.
-WITHOUT_TIES = ("isotropic", "uneven_coordinates", "far")
+# In these, no two subsets and no two clients are as good as each other, to a rule that
+# looks at them all, either.
+WITHOUT_TIES = ("isotropic", "uneven_coordinates")
 SIZES = ((1, 0), (2, 0), (3, 1), (4, 1), (5, 2), (7, 3), (7, 2), (8, 3), (9, 4), (6, 0))
 # Too many subsets to look at each: SMEA searches.
 SEARCHED = ((11, 5), (12, 4))

@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import pkgutil
-from dataclasses import MISSING, fields, is_dataclass
 
 from flwr_safedshb import aggregation
 from flwr_safedshb.aggregation import (
@@ -50,10 +49,6 @@ def _concrete(kind: type[Rule]) -> set[type[Rule]]:
 
 def _made(kind: type[Rule]) -> Rule:
     """Return a rule of a class, with SMEA where it needs another rule."""
-    settings = fields(kind) if is_dataclass(kind) else ()
-    needed = [
-        setting.name
-        for setting in settings
-        if setting.init and setting.default is setting.default_factory is MISSING
-    ]
+    settings = inspect.signature(kind).parameters.values()
+    needed = [one.name for one in settings if one.default is one.empty]
     return kind(**dict.fromkeys(needed, SMEA()))

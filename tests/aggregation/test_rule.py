@@ -93,7 +93,7 @@ def test_hostile_far_vectors_leave_the_output_near_the_honest(rule: Rule) -> Non
     x = family("very-far", 9, 2, 5, np.random.default_rng(0))
     output = rule(x, 2)
     assert np.isfinite(output).all()
-    if not isinstance(rule, Average):
+    if rule not in (Average(), NNM(Average())):
         assert np.linalg.norm(output) < 10.0
 
 
