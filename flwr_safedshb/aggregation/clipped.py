@@ -4,17 +4,19 @@ They are here to be compared and attacked; none has a constant that is proven fo
 spectral norm.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 
 from flwr_safedshb.aggregation.gram import (
     GramRule,
     check_gram,
-    finite_gram,
-    gram,
+    largest_value,
     nearest_sums,
+    scale_by_power,
     squared_distances,
     weighted_lambda,
     weighted_sum,
@@ -23,6 +25,7 @@ from flwr_safedshb.aggregation.rule import (
     Clients,
     FloatArray,
     Floats,
+    Layers,
     Rule,
     Weighing,
     check_positive,
@@ -156,6 +159,11 @@ class CentredClipping(GramRule):
         if self.iterations < 1:
             raise ValueError(f"iterations={self.iterations} must be at least 1")
 
+    def scaled(self, exponent: int) -> Self:
+        """Return the rule for vectors in another unit: a radius stays above 0."""
+        radius = float(scale_by_power(self.radius, exponent))
+        return replace(self, radius=max(radius, np.finfo(float).tiny))
+
     def weigh(self, gram: FloatArray, f: int) -> Weighing:
         """Return the weights after all iterations."""
         gram = check_gram(gram, f)
@@ -163,19 +171,20 @@ class CentredClipping(GramRule):
         weights = np.zeros(n)
         weights[np.argmin(nearest_sums(distances, n - f))] = 1.0
         for _ in range(self.iterations):
-            # |x_i - v|^2 for v = sum_j w_j x_j, from distances alone.
-            squares = distances @ weights
-            squares -= 0.5 * (weights @ squares)
+            # |x_i - v|^2 for v = sum_j w_j x_j. By inner products: among distances, a
+            # vector of norm 1e30 leaves no digit of the others.
+            products = gram @ weights
+            squares = np.diagonal(gram) - 2.0 * products + weights @ products
             far = np.sqrt(np.maximum(squares, 0.0))
             near = far <= self.radius
             pulls = np.where(near, 1.0, self.radius / np.where(near, 1.0, far)) / n
             weights = weights * (1.0 - pulls.sum()) + pulls
-        return Weighing(weights, None, weighted_lambda(distances, weights))
+        return Weighing(weights, None, weighted_lambda(gram, weights))
 
 
 def _clipped(clients: Clients, bound: Callable[[FloatArray], float]) -> Clients:
     """Return the vectors, none longer than `bound` makes of all their norms."""
-    norms = np.sqrt(np.diag(finite_gram(gram(clients))))
+    norms = np.array([_norm(client) for client in clients])
     limit = bound(norms)
     return [
         client
@@ -183,3 +192,14 @@ def _clipped(clients: Clients, bound: Callable[[FloatArray], float]) -> Clients:
         else [(layer * (limit / norm)).astype(layer.dtype) for layer in client]
         for client, norm in zip(clients, norms, strict=True)
     ]
+
+
+def _norm(client: Layers) -> float:
+    """Return the length of a vector; squares of its shares cannot overflow."""
+    size = largest_value(client)
+    if size == 0.0:
+        return 0.0
+    flat = [np.divide(np.ravel(layer), size, dtype=np.float64) for layer in client]
+    with np.errstate(over="ignore"):
+        length = size * math.sqrt(sum(float(np.vdot(part, part)) for part in flat))
+    return min(length, float(np.finfo(float).max))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flwr_safedshb.aggregation.gram import blocks
+from flwr_safedshb.aggregation.gram import blocks, keep_finite
 from flwr_safedshb.aggregation.rule import Clients, FloatArray, Floats, Rule
 from flwr_safedshb.theory import kappa_median, kappa_trimmed_mean
 
@@ -28,8 +28,12 @@ class CoordinatewiseRule(Rule):
         result = [np.empty_like(layer, order="C") for layer in clients[0]]
         flat = [layer.reshape(-1) for layer in result]
         for layer, span, block in blocks(clients):
-            mixed = block if mixing is None else mixing @ block
-            flat[layer][span] = self.reduce(mixed, f)
+            dtype = flat[layer].dtype
+            if mixing is not None:
+                block = keep_finite(mixing.__matmul__, block, dtype)
+            flat[layer][span] = keep_finite(
+                lambda rows: self.reduce(rows, f), block, dtype
+            )
         return result
 
 

@@ -8,8 +8,8 @@ is implemented.
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import numpy as np
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
@@ -18,6 +18,7 @@ from flwr_safedshb.aggregation.gram import (
     GramRule,
     check_gram,
     check_grams,
+    scale_by_power,
     single_threaded,
 )
 from flwr_safedshb.aggregation.rule import FloatArray, Notion, Weighing
@@ -84,6 +85,13 @@ class Filter(GramRule):
         if self.min_mass is not None and not 0.0 <= self.min_mass < np.inf:
             raise ValueError(f"min_mass={self.min_mass} must be finite and at least 0")
 
+    def scaled(self, exponent: int) -> Self:
+        """Return the rule for vectors in another unit: a bound stays one, above 0."""
+        if self.spectral_bound == 0.0:
+            return self
+        bound = float(scale_by_power(self.spectral_bound, 2 * exponent))
+        return replace(self, spectral_bound=max(bound, np.finfo(float).tiny))
+
     @property
     def notion(self) -> Notion:
         """In units of `spectral_bound` where that is given."""
@@ -145,12 +153,14 @@ class Filter(GramRule):
             least[open_[better]], best[open_[better]] = values[better], c[better]
             massive = (c.sum(axis=1) > n - 2.0 * f) | (f == 0)
             lowest[open_[massive]] = np.minimum(lowest[open_], values)[massive]
-            squares = np.where(c > 0.0, projections**2, 0.0)
-            most = squares.max(axis=1, keepdims=True)
+            sizes = np.where(c > 0.0, np.abs(projections), 0.0)
+            largest = sizes.max(axis=1, keepdims=True)
+            # Shares of the largest: squares of tiny projections may underflow.
+            shares = np.divide(sizes, largest, out=np.ones_like(c), where=largest > 0.0)
+            shares **= 2
             # Equal vectors must go together: a remnant of one, left by round-off, would
             # stick out most in the next turn and shrink the others once more. Where
             # all are equal, none is left.
-            shares = np.divide(squares, most, out=np.ones_like(c), where=most > 0.0)
             shrunk = np.where(shares < 1.0 - RESOLUTION, c * (1.0 - shares), 0.0)
             small = shrunk.sum(axis=1) <= min_mass
             if min_mass == 0.0:

@@ -7,16 +7,25 @@ cannot blur the products of the others. What rules ask of the result, distances 
 eigenvalues of a scatter, is here, too.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache, wraps
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from flwr_safedshb.aggregation.rule import Clients, FloatArray, Floats, Rule, Weighing
+from flwr_safedshb.aggregation.rule import (
+    Clients,
+    FloatArray,
+    Floats,
+    Layers,
+    Rule,
+    Weighing,
+)
 from flwr_safedshb.theory import check_num_malicious
 
 P = ParamSpec("P")
@@ -27,9 +36,13 @@ Subset = NDArray[np.intp]
 # call overheads do not show. With many clients it is n wide, so that adding to the
 # n x n result costs no more than multiplying.
 BLOCK_BYTES = 1 << 20
-# Beyond this ratio of squared norm to squared distance the raw Gram matrix has lost
-# more digits than the rules can spare (2^-52 * 1e6 = 2e-10).
-CANCELLATION = 1e6
+# Beyond this ratio of squared norm to squared distance a Gram matrix has lost more
+# digits than the rules can spare (2^-52 * 1e4 = 2e-12).
+CANCELLATION = 1e4
+# Sizes of vectors whose squares keep all digits, and the longest that is let through.
+SMALLEST, LARGEST, LONGEST = 2.0**-400, 2.0**400, 2.0**480
+# What an inner product may be: sums of some of them must stay numbers.
+LARGEST_PRODUCT = 1e300
 # Two subsets whose eigenvalues differ by less than this factor are a tie.
 RESOLUTION = 1e-9
 # Up to so many points they are centred by one product.
@@ -53,8 +66,26 @@ class GramRule(Rule):
         self, clients: Clients, f: int
     ) -> tuple[list[Floats], Weighing | None]:
         """Aggregate by Gram matrix, weights, weighted sum."""
-        weighing = self.weigh(careful_gram(clients, f), f)
-        return weighted_sum(clients, weighing.weights), weighing
+        clients, exponent = scale_into_range(clients, f)
+        rule = self.scaled(-exponent) if exponent else self
+        weighing = rule.weigh(careful_gram(clients, f), f)
+        layers = weighted_sum(clients, weighing.weights)
+        if exponent:
+            layers = [scale_by_power(layer, exponent) for layer in layers]
+            value, bound = weighing.lambda_max, weighing.lower_bound
+            weighing = replace(
+                weighing,
+                lambda_max=float(scale_by_power(value, 2 * exponent)),
+                lower_bound=bound and float(scale_by_power(bound, 2 * exponent)),
+            )
+        return layers, weighing
+
+    def scaled(self, exponent: int) -> Self:
+        """Return the rule for vectors multiplied by 2^exponent.
+
+        Most rules do not see the unit; one with a scale of its own has to follow it.
+        """
+        return self
 
 
 @cache
@@ -185,33 +216,96 @@ def weighted_sum(clients: Clients, weights: FloatArray) -> list[NDArray[np.float
     result = [np.empty_like(layer, order="C") for layer in clients[0]]
     flat = [layer.reshape(-1) for layer in result]
     for layer, span, block in blocks(chosen):
-        flat[layer][span] = weights[used] @ block
+        flat[layer][span] = keep_finite(
+            weights[used].__matmul__, block, flat[layer].dtype
+        )
     return result
 
 
+def keep_finite(
+    function: Callable[[FloatArray], FloatArray],
+    block: FloatArray,
+    dtype: np.dtype[np.floating],
+) -> FloatArray:
+    """Apply a function that averages the rows of a block, without overflow on the way.
+
+    Values above 2^1000, which no `dtype` below float64 has, are scaled down before it.
+    """
+    small = np.finfo(dtype).maxexp <= 1000
+    if small or max(block.max(initial=0.0), -block.min(initial=0.0)) <= 2.0**1000:
+        return function(block)
+    return scale_by_power(function(np.ldexp(block, -64)), 64)
+
+
+def scale_by_power(values: Floats | float, exponent: int) -> FloatArray:
+    """Return values times 2^exponent, or the largest number where that overflows."""
+    largest = np.finfo(np.asarray(values).dtype).max
+    with np.errstate(over="ignore", under="ignore"):
+        scaled: FloatArray = np.clip(np.ldexp(values, exponent), -largest, largest)
+    return scaled
+
+
+def scale_into_range(clients: Clients, f: int) -> tuple[Clients, int]:
+    """Return the vectors divided by 2^k, so that squares keep their digits, and k.
+
+    Only float64 has numbers that need it; for others and for ordinary ones k is 0 and
+    the vectors are what was given. Of n - f vectors none is longer than 2^400 then; of
+    the other f, one that is longer than 2^480 is shortened to that, in its direction.
+    """
+    if all(layer.dtype.itemsize < 8 for client in clients for layer in client):
+        return clients, 0
+    sizes = np.array([largest_value(client) for client in clients])
+    typical = float(np.partition(sizes, len(sizes) - f - 1)[len(sizes) - f - 1])
+    typical = typical or float(sizes.max())
+    ordinary = typical == 0.0 or SMALLEST <= typical <= LARGEST
+    exponent = 0 if ordinary else math.frexp(typical)[1]
+    excess = np.frexp(sizes)[1] - exponent - math.frexp(LONGEST)[1] + 1
+    shifts = -exponent - np.maximum(excess, 0)
+    scaled = [
+        [np.ldexp(layer, shift) for layer in client] if shift else client
+        for client, shift in zip(clients, shifts.tolist(), strict=True)
+    ]
+    return scaled, exponent
+
+
+def largest_value(client: Layers) -> float:
+    """Return the largest absolute value of a vector."""
+    return max(
+        float(max(layer.max(initial=0.0), -layer.min(initial=0.0))) for layer in client
+    )
+
+
 def careful_gram(clients: Clients, f: int) -> FloatArray:
-    """Return the Gram matrix, centred where the raw one would cancel.
+    """Return the Gram matrix, centred until its inner products do not cancel.
 
     The centre is the client with n - f clients nearest around it: outliers cannot
     choose it, and the result is as good as raw up to a common translation, which no
-    rule here can see.
+    rule here can see. One centre may not be enough: where a common offset hides the gap
+    between two clusters and that gap the spread of the larger one, the first centre may
+    be in the smaller one.
     """
-    raw = finite_gram(gram(clients))
-    distances = squared_distances(raw)
-    radii = np.partition(distances, len(raw) - f - 1, axis=1)[:, len(raw) - f - 1]
-    centre = int(np.argmin(radii))
-    if raw[centre, centre] <= CANCELLATION * radii[centre]:
-        return raw
-    return finite_gram(gram(clients, centre))
+    total = finite_gram(gram(clients))
+    while True:
+        radii = np.partition(squared_distances(total), len(total) - f - 1, axis=1)
+        radii = radii[:, len(total) - f - 1]
+        centre = int(np.argmin(radii))
+        # Distances from the last centre are exact, and two balls of n - f clients
+        # meet. So from the second turn on a new centre has a radius that is smaller by
+        # a factor of CANCELLATION / 4 or more, and the loop ends.
+        if total[centre, centre] <= CANCELLATION * radii[centre]:
+            return total
+        total = finite_gram(gram(clients, centre))
 
 
 def finite_gram(gram: FloatArray) -> FloatArray:
-    """Return the Gram matrix, or raise a ValueError if it holds what is no number."""
-    if not np.isfinite(gram).all():
-        client = int(np.flatnonzero(~np.isfinite(np.diag(gram)))[:1].sum())
+    """Return the Gram matrix, or raise a ValueError if its distances are no numbers."""
+    if not np.abs(gram).max(initial=0.0) <= LARGEST_PRODUCT:
+        fits = np.abs(np.diag(gram)) <= LARGEST_PRODUCT
+        client = int(np.flatnonzero(~fits)[:1].sum())
         raise ValueError(
-            f"the Gram matrix is not finite (client {client}); squared norms must stay "
-            "below 1e308, so scale the vectors down or exclude that client"
+            f"the Gram matrix is not finite or has too large values (client {client}); "
+            f"squared norms must stay below {LARGEST_PRODUCT:g}, so scale the vectors "
+            "down or exclude that client"
         )
     return gram
 
@@ -227,7 +321,7 @@ def check_gram(gram: FloatArray, f: int) -> FloatArray:
 
 def check_grams(grams: FloatArray, f: int) -> FloatArray:
     """Return Gram matrices, (g, n, n), or raise what `check_gram` says of one."""
-    if not np.isfinite(grams).all():
+    if not np.abs(grams).max(initial=0.0) <= LARGEST_PRODUCT:
         return np.array([check_gram(gram, f) for gram in grams])
     for gram in grams[:1]:
         check_gram(gram, f)
@@ -268,13 +362,17 @@ def scatter_lambda(distances: FloatArray, subset: Subset) -> float:
     return max(0.0, float(np.linalg.eigvalsh(scatter_gram(block))[-1]))
 
 
-def weighted_lambda(distances: FloatArray, weights: FloatArray) -> float:
-    """Return the largest eigenvalue of the covariance under weights of sum 1."""
+def weighted_lambda(gram: FloatArray, weights: FloatArray) -> float:
+    """Return the largest eigenvalue of the covariance under weights of sum 1.
+
+    By inner products: among distances, a vector of norm 1e30 and weight 1e-30 leaves
+    no digit of the others.
+    """
     used = np.flatnonzero(weights)
     share = weights[used]
-    block = distances[np.ix_(used, used)]
+    block = gram[np.ix_(used, used)]
     along = block @ share
-    centred = -0.5 * (block - along[:, None] - along[None, :] + share @ along)
+    centred = block - along[:, None] - along[None, :] + share @ along
     roots = np.sqrt(share)
     values = np.linalg.eigvalsh(roots[:, None] * centred * roots[None, :])
     return max(0.0, float(values[-1]))

@@ -4,7 +4,8 @@ Allouah et al., "Fixing by Mixing: A Recipe for Optimal Byzantine ML under
 Heterogeneity", AISTATS 2023.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from flwr_safedshb.aggregation.gram import (
     GramRule,
     careful_gram,
     check_gram,
+    scale_into_range,
     squared_distances,
     weighted_lambda,
 )
@@ -39,7 +41,7 @@ class NNM(GramRule):
         gram = check_gram(gram, f)
         mixing = _mixing(gram, f)
         weights = self.rule.weigh(mixing @ gram @ mixing.T, f).weights @ mixing
-        value = weighted_lambda(squared_distances(gram), weights)
+        value = weighted_lambda(gram, weights)
         return Weighing(weights, subset=None, lambda_max=value)
 
     def aggregate(
@@ -47,9 +49,19 @@ class NNM(GramRule):
     ) -> tuple[list[Floats], Weighing | None]:
         """Mix and aggregate; block by block where the rule is coordinate-wise."""
         if isinstance(self.rule, CoordinatewiseRule):
-            mixing = _mixing(careful_gram(clients, f), f)
+            near, _ = scale_into_range(clients, f)
+            mixing = _mixing(careful_gram(near, f), f)
             return self.rule.reduce_blocks(clients, f, mixing), None
         return super().aggregate(clients, f)
+
+    def scaled(self, exponent: int) -> Self:
+        """Return the rule for vectors in another unit."""
+        inner = self.rule
+        return (
+            replace(self, rule=inner.scaled(exponent))
+            if isinstance(inner, GramRule)
+            else self
+        )
 
     def kappa(self, n: int, f: int) -> float | None:
         """Return 8f/(n-f) (kappa + 1) for the rule's own constant, if it has one."""

@@ -7,54 +7,25 @@ from hypothesis import strategies as st
 
 from flwr_safedshb.aggregation import (
     ARC,
-    CAF,
-    MDA,
     NNM,
     SMEA,
     Average,
     Bucketing,
     CentredClipping,
     Filter,
-    GeometricMedian,
     GramRule,
     Krum,
     Median,
-    MultiKrum,
     Rule,
     StaticClipping,
-    TrimmedMean,
 )
-from tests.configured import configured
+from tests.aggregation.registry import all_rules
 from tests.oracles import Floats, covariance_lambda, family, subsets
 
-RULES: list[Rule] = [
-    SMEA(),
-    Filter(),
-    Filter(min_mass=0.0),
-    Filter(spectral_bound=2.0),
-    CAF(),
-    Average(),
-    Krum(),
-    MultiKrum(),
-    GeometricMedian(),
-    MDA(),
-    Median(),
-    TrimmedMean(),
-    NNM(SMEA()),
-    NNM(Krum()),
-    NNM(Median()),
-    NNM(TrimmedMean()),
-]
-# Whoever adds a file to conf/ has added its rule to these tests. Rules that look at the
-# distance from zero, have a scale of their own or draw at random have other tests.
+# Whoever adds a rule has added it to these tests. Rules that look at the distance from
+# zero, have a scale of their own or draw at random have other tests.
 OTHERS = ARC | Bucketing | CentredClipping | StaticClipping
-RULES += [
-    rule
-    for rule in configured("aggregation")
-    if isinstance(rule, Rule)
-    and not isinstance(rule, OTHERS)
-    and type(rule) not in set(map(type, RULES))
-]
+RULES = [rule for rule in all_rules() if not isinstance(rule, OTHERS)]
 every_rule = pytest.mark.parametrize("rule", RULES, ids=str)
 
 
@@ -122,7 +93,7 @@ def test_hostile_far_vectors_leave_the_output_near_the_honest(rule: Rule) -> Non
     x = family("very-far", 9, 2, 5, np.random.default_rng(0))
     output = rule(x, 2)
     assert np.isfinite(output).all()
-    if not isinstance(rule, Average):
+    if rule not in (Average(), NNM(Average())):
         assert np.linalg.norm(output) < 10.0
 
 
@@ -180,7 +151,7 @@ def test_only_proven_constants_are_given() -> None:
 
 def test_our_constants_are_never_above_the_papers() -> None:
     stated = {type(rule).__name__ for rule in RULES if rule.paper_kappa(7, 3)}
-    assert stated == {"SMEA", "Filter"}
+    assert {"SMEA", "Filter"} <= stated
     for n, f in ((7, 3), (10, 2), (9, 0)):
         for rule in RULES:
             paper, ours = rule.paper_kappa(n, f), rule.kappa(n, f)
@@ -201,7 +172,6 @@ BAD: list[tuple[object, int, str]] = [
     ([[np.ones(2)], [np.ones(2), np.ones(1)], [np.ones(2)]], 1, "same layers"),
     (np.array([["a"], ["b"], ["c"]]), 1, "dtype"),
     (np.ones((3, 2), dtype=complex), 1, "dtype"),
-    (np.array([[1e200], [1.0], [2.0]]), 1, "not finite"),
 ]
 
 
@@ -217,7 +187,10 @@ def test_bad_input_is_refused_by_name(
         rule(vectors, f)  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("gram", [np.ones(3), np.ones((2, 3)), np.full((3, 3), np.nan)])
+@pytest.mark.parametrize(
+    "gram",
+    [np.ones(3), np.ones((2, 3)), np.full((3, 3), np.nan), np.full((3, 3), 1e305)],
+)
 def test_bad_gram_is_refused(gram: Floats) -> None:
     with pytest.raises(ValueError, match=r"[gG]ram"):
         SMEA().weigh(gram, 1)

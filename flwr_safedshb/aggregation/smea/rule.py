@@ -141,6 +141,8 @@ def _enumerate(distances: FloatArray, m: int) -> tuple[Subset, FloatArray]:
     lowest, highest = _eigenvalue_bounds(scatters)
     within = 1.0 + 2 * RESOLUTION  # what ties with the best is looked at, too
     open_ = lowest <= within * highest.min(axis=1, keepdims=True)
+    # Bounds cross where round-off is as large as the distances; then look at all.
+    open_ |= (lowest > within * highest).any(axis=1, keepdims=True)
     values = np.full(open_.shape, np.inf)
     values[open_] = np.linalg.eigvalsh(scatters[open_])[..., -1]
     smallest = values.min(axis=1, keepdims=True)
@@ -158,10 +160,9 @@ def _eigenvalue_bounds(scatters: FloatArray) -> tuple[FloatArray, FloatArray]:
     """
     rank = max(scatters.shape[-1] - 1, 1)
     total = np.trace(scatters, axis1=-2, axis2=-1)
-    scale = float(total.max())
-    if not scale > 0.0:
-        return np.zeros_like(total), total
-    scaled = scatters / scale
+    scale = total.max(axis=-1, keepdims=True)
+    scale = np.where(scale > 0.0, scale, 1.0)
+    scaled = scatters / scale[..., None, None]
     squares = np.einsum("...ij,...ij->...", scaled, scaled)
     mean = total / (scale * rank)
     spread = np.sqrt(np.maximum(squares / rank - mean * mean, 0.0))

@@ -53,7 +53,7 @@ class MinMaxPoint(GramRule):
         """Return the weights of the point, and its own ratio as kappa."""
         gram = check_gram(gram, f)
         weights, ratios = self._solve(gram[None], f)
-        top = weighted_lambda(squared_distances(gram), weights[0])
+        top = weighted_lambda(gram, weights[0])
         return Weighing(weights[0], None, top, kappa=float(ratios[0]))
 
     def weigh_many(self, grams: FloatArray, f: int) -> FloatArray:
