@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from simulations.command import complaining
-from simulations.results.answers import in_words, last_answer
+from simulations.results.answers import last_answer
 from simulations.results.report import epsilons, sweep_page
 from simulations.results.schema import RunRecord
 from simulations.results.summary import final
@@ -104,7 +104,7 @@ def show(console: Console, groups: Mapping[str, Sequence[RunRecord]]) -> None:
         figure = final(some)
         worst = min(run["returned"]["accuracy"] for run in some)
         colour = "green" if worst > CHANCE else "bold red"
-        said = in_words(last_answer(some))
+        said = last_answer(some) or "-"
         true = f"[{colour}]{figure}[/]"
         table.add_row(setting, said, true, f"{worst:.3f}", epsilons(some))
     console.print(table)
@@ -113,10 +113,11 @@ def show(console: Console, groups: Mapping[str, Sequence[RunRecord]]) -> None:
         "* on tumours that no hospital holds: not for hospitals, who have no public "
         f"test set. Mean ± standard deviation over {seeds} seeds; to call every tumour "
         f"benign gives about {CHANCE:.2f}. The answer is the median that hospitals "
-        "report, and where the honest hospitals' median lies whatever hijacked ones "
-        f"say; means over the seeds. Epsilon, at delta = {spent['delta']:g} after "
-        f"{spent['steps']} steps and one answer, is what each honest hospital spends "
-        "on its own tumours against everyone else, the server included: "
+        "report, each counting once, and where the honest hospitals' median lies "
+        "whatever hijacked ones say; means over the seeds. Epsilon, at delta = "
+        f"{spent['delta']:g} after {spent['steps']} steps and one answer, is what each "
+        "honest hospital spends on each single tumour of its own against everyone "
+        "else, the server included: "
         f"{spent['sampler']}, {spent['adjacency']} adjacency, {spent['accountant']}. "
         f"{spent['note']}",
         highlight=False,
