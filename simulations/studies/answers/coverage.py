@@ -79,8 +79,8 @@ def coverage(lie: str, trials: int, seed: int) -> Coverage:
         found = _concluded(told)
         true = float(np.median(right / np.array(SIZES)))
         low, high = (found[f"median-node-accuracy-{end}"] for end in ("low", "high"))
-        held += low <= true <= high
-        pooled += low <= right.sum() / sum(SIZES) <= high
+        held += bool(low <= true <= high)
+        pooled += bool(low <= right.sum() / sum(SIZES) <= high)
         widths.append(high - low)
         errors.append(abs(found["median-node-accuracy"] - true))
     figures = float(np.mean(widths)), float(np.mean(errors))
