@@ -81,14 +81,15 @@ def story(run: RunRecord) -> str:
         f"{n} hospitals train a classifier of tumours, malignant or benign. The honest "
         f"ones hold {', '.join(map(str, sizes))} tumours. The server is curious, so "
         "every hospital clips the gradient of each tumour, adds Gaussian noise and "
-        "sends only its momentum: the noise that leaves it at epsilon "
+        "sends only its momentum: the noise that leaves each single tumour at epsilon "
         f"{target:g}, from {max(noise):.2g} to {min(noise):.2g} times what one other "
         "tumour in its place could change. A quarter of its tumours never train: with "
         "them it answers, with noise again, how good the model is. "
         f"{f} hospitals are hijacked: in every step they see what the honest ones "
         "send, and send the opposite of its mean (FOE), in the strength that harms the "
-        "server's rule the most; or, with tumours of their own, they search for the "
-        "worst that they can send (strongest). And they answer that nothing is right."
+        "server's rule the most; or, with tumours of their own, they search for "
+        "what harms the most in that step (strongest). And they answer that nothing "
+        "is right."
     )
 
 
