@@ -2,7 +2,7 @@
 
 A run is one seed, with everything that was measured in it: whole runs are left out one
 by one, so figures of one run may depend on each other. With six to eight runs quantiles
-of a bootstrap cover 83 to 88 %, where these cover about 95 %.
+of a bootstrap cover 83 to 89 %, where these cover about 95 %.
 """
 
 from __future__ import annotations

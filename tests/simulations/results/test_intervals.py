@@ -52,9 +52,9 @@ def test_intervals_of_slopes_cover_what_they_state(num_runs: int) -> None:
         true = 1 + 0.00125 * np.log(VALUES) ** 2 @ weights()
         runs = np.array(VALUES) * noise * steeper
         found = slope(VALUES, runs, 0.0)
-        held += found["low"] <= true <= found["high"]
+        held += bool(found["low"] <= true <= found["high"])
         low, high = percentiles(runs, rng)
-        bootstrap += low <= true <= high
+        bootstrap += bool(low <= true <= high)
     # Four deviations of a share of 0.95 over the trials are 0.028.
     assert held / TRIALS > 0.922
     # What this test is to catch.
