@@ -30,7 +30,10 @@ def made_up(
             "lambda_max": [1.0] * 2, "replies": [2] * 2, "skipped": [0] * 2,
         },
         returned={"accuracy": accuracy, "test_loss": 0.2},
-        answers={"step": [], "accuracy": [], "low": [], "high": []}, by_node=[],
+        answers={
+            "step": [], "accuracy": [], "low": [], "high": [], "open_to_liars": [],
+        },
+        by_node=[],
         privacy={
             "epsilon": 1.5, "delta": 1e-4, "steps": 2, "sampler": "s", "adjacency": "a",
             "accountant": "p", "num_examples": 3, "seeded_noise": True, "note": "n",

@@ -51,6 +51,7 @@ def test_every_statement_has_a_place_and_a_test() -> None:
 
 def test_no_kind_of_statement_is_missing() -> None:
     for kind in (
+        "Assumption",
         "Definition",
         "Algorithm",
         "Proposition",
@@ -61,3 +62,14 @@ def test_no_kind_of_statement_is_missing() -> None:
         assert f"| {kind}" in PAGE
     assert PAGE.count("| Corollary") == 2
     assert "| Experiments" in PAGE
+    assert PAGE.count("| Assumption") == 2
+    for lemma in (
+        "variance",
+        "drift",
+        "deviation",
+        "descent",
+        "covering",
+        "concentration",
+        "Rényi",
+    ):
+        assert f"| Lemma: {lemma}" in PAGE

@@ -265,6 +265,9 @@ class Drift(ColludingAttack):
 class Strongest(ColludingAttack):
     """In every step the worst of all families, for the rule that is attacked.
 
+    Greedy: the worst for the step, and not the worst known for a run. At momentum 0.95
+    pulling along one target throughout does more harm.
+
     The colluders stand at the mean or at an honest client, go any way of `MimicShift`,
     and send equal vectors or vectors that spread as the honest ones do. On these rays
     lie `FOE`, `SignFlip`, `Zero`, `Mimic`, `MimicShift`, and `ALIE`, `MinMax` and

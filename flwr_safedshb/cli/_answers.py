@@ -34,6 +34,8 @@ class Answers:
         Of the noise in a node's accuracy.
     reach : float
         By how much the server's interval goes beyond what nodes report, on each side.
+    open_to_liars : bool
+        Whether f >= n/3, so that liars alone can take its ends to 0 or 1.
     """
 
     count: int
@@ -42,6 +44,7 @@ class Answers:
     epsilon: float
     deviation: float
     reach: float
+    open_to_liars: bool
 
 
 def answers(now: Forecast, count: int, held_out: int) -> list[Answers]:
@@ -85,8 +88,9 @@ def _answers(
         second = replace(second, part=f"held-out:{_SPLIT}")
     spent = epsilon([(steps, it.steps), (second, count)], it.delta)
     deviation = math.sqrt(2.0) * noise / examples
+    opened = it.f > 0 and 3 * it.f >= it.n
     z = NormalDist().inv_cdf(1.0 - 0.05 / (2 * (it.n - it.f)))
-    return Answers(count, examples, noise, spent, deviation, z * deviation)
+    return Answers(count, examples, noise, spent, deviation, z * deviation, opened)
 
 
 def answers_table(told: Sequence[Answers]) -> Table:
@@ -106,8 +110,12 @@ def answers_table(told: Sequence[Answers]) -> Table:
             f"± {one.deviation:.3g}",
             f"± {one.reach:.3g}",
         )
-    table.caption = (
+    caption = (
         "*** the server's interval for the honest nodes' median accuracy goes so far "
-        "beyond what nodes report; 95 %, whatever f nodes say"
+        "beyond what nodes report; 95 %, whatever f nodes say. Every node counts once: "
+        "it is not the accuracy over all examples"
     )
+    if first.open_to_liars:
+        caption += ". f >= n/3: liars alone can take either end of it to 0 or 1"
+    table.caption = caption
     return table

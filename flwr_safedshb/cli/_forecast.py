@@ -79,7 +79,8 @@ class Forecast:
         What that noise adds to the top eigenvalue of the honest momentums' covariance,
         on average, at most.
     radius : float
-        Where the gradient is longer, adversaries cannot stop progress.
+        Where the gradient is longer at a model that stays put, no adversary turns a
+        step uphill on average.
     swing : float
         By how much their pushes add up over steps.
     """

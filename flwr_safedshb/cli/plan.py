@@ -76,10 +76,11 @@ def show(console: Console, now: Forecast, others: Others) -> None:
     )
     console.print(
         "[bold]Room[/bold] noise alone lets honest momentums differ by up to "
-        f"{math.sqrt(now.noise_spread):.3g} along one direction. Adversaries can stop "
-        "progress only where the gradient is shorter than "
-        f"[bold]{now.radius:.3g}[/bold] (proved; see the trilemma page for how near "
-        "attacks come)"
+        f"{math.sqrt(now.noise_spread):.3g} along one direction. At a model that stays "
+        "put, adversaries can turn a step uphill on average only where the gradient is "
+        f"shorter than [bold]{now.radius:.3g}[/bold] (proved; the trilemma page says "
+        "how near attacks come). No such bound is proved for a whole training: with "
+        "momentum it can swing uphill elsewhere, even without adversaries"
     )
     if it.gradient is not None:
         console.print(_standing(now, it.gradient))
@@ -96,7 +97,8 @@ def _standing(now: Forecast, gradient: float) -> str:
         f"[bold]Withstands?[/bold] [bold]{likely}[/bold] that half of its progress or "
         "more stays under colluders who push in every step: they reach about "
         f"{now.radius * now.swing / MARGIN:.3g}, and the gradient is {gradient:.3g} at "
-        "first (an estimate; the robustness page has it against trainings)"
+        "first (an estimate that was fitted on one task, and is wrong more often on "
+        "others; see the robustness page)"
     )
 
 

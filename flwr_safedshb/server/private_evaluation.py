@@ -1,18 +1,29 @@
-"""What a model is worth to the nodes, from noisy counts of which f are lies.
+"""Conclude from noisy counts of n nodes, of which f may lie, how good a model is.
 
-Every node reports sums over its own examples, with noise whose deviation it states. Of
-n replies f may be anything. What is said of the honest ones:
+Every node reports sums over its own examples, with noise of a stated deviation. Every
+node counts once, however many examples it claims to have: the server makes of n figures
 
-- the median of all n, and their mean without the f largest and the f smallest;
-- an interval for the median of the honest nodes' true figures, which holds with
-  probability 95 % whatever f nodes say. For each node take b - z s and b + z s, where
-  b is its figure, s its deviation, and z such that all h = n - f honest figures lie
-  within theirs with that probability (Bonferroni). The k-th smallest of the honest
-  figures is then at least the k-th smallest of all lower ends, for lies added to them
-  only lower it, and at most the (k + f)-th smallest of all upper ends. A lie about s is
-  a lie like any other.
+- their median, and their mean without the f largest and the f smallest;
+- an interval for the **median over the honest nodes** of their true figures, which
+  holds with probability 95 % whatever f nodes say.
 
-The median of the honest nodes is about their own examples, each node counting as one.
+Proof of the interval. For each node take b - z s and b + z s, where b is its figure, s
+its stated deviation, and z such that the true figures of all h = n - f honest nodes lie
+between theirs with that probability (Bonferroni). The k-th smallest of the honest
+figures is then at least the k-th smallest of all lower ends, because ends that are
+added can only lower it, and at most the (k + f)-th smallest of all upper ends. A lie
+about s is a lie like any other.  QED
+
+**For f >= n/3 liars alone can take either end to its limit** (0 or 1 for an accuracy),
+and no interval that always holds can prevent it: f of h <= 2f honest figures can be the
+lower or the upper half, which a median lies between, and f liars can look like these.
+The metrics say so (`ends-open-to-liars`). For f < n/3 both ends lie between those of
+honest nodes.
+
+**It says nothing of the pooled accuracy**, the share of right answers among the
+examples of all honest nodes, which is another number where sizes and figures differ. No
+useful interval for that follows from the replies: a node claims its own number of
+examples, and one liar who claims a billion of them would be the pool.
 """
 
 from __future__ import annotations
@@ -23,6 +34,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from statistics import NormalDist
+from typing import cast
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, MetricRecord
@@ -140,14 +152,50 @@ def concluded(
         "excluded": excluded.total(),
         "num-malicious-nodes": f,
         "confidence": CONFIDENCE,
+        "ends-open-to-liars": int(f > 0 and 3 * f >= len(reported)),
     }
     for i, (name, scale) in enumerate((("accuracy", 1.0), ("loss", asked.max_loss))):
-        bounds = np.array([_share(one, i, z) for one in reported])
-        figures = _robust(scale * bounds, f)
-        found |= {name + suffix: value for suffix, value in figures.items()}
+        bounds = scale * np.array([_share(one, i, z) for one in reported])
+        found |= {f"median-node-{name}{k}": v for k, v in _median(bounds, f).items()}
+        kept = np.sort(bounds[:, 1])[f : len(bounds) - f]
+        found[f"trimmed-mean-node-{name}"] = float(kept.mean())
+        found[f"node-{name}-deviation"] = float(kept.std(ddof=min(1, len(kept) - 1)))
     if asked.per_class:
         found |= _by_class(reported, f)
+    log(INFO, "\t> %s", _in_words(found))
     return found
+
+
+def _in_words(found: Metrics) -> str:
+    """Say what the nodes' median accuracy is, and where the honest nodes' may lie."""
+    name = "median-node-accuracy"
+    low, high = (cast(float, found[name + end]) for end in ("-low", "-high"))
+    opened = bool(found["ends-open-to-liars"])
+    interval = interval_in_words(low, high, opened)
+    text = (
+        f"The median accuracy that nodes report is {found[name]:.3f}; the honest "
+        f"nodes' median is {interval} with probability {CONFIDENCE:.0%}, each node "
+        "counting once"
+    )
+    if opened:
+        text += "; f >= n/3, so liars alone can take either end to 0 or 1"
+    return text
+
+
+def interval_in_words(low: float, high: float, open_to_liars: bool) -> str:
+    """Write an interval of accuracies, without the ends that liars may have taken away.
+
+    Parameters
+    ----------
+    low, high : float
+    open_to_liars : bool
+        Whether f >= n/3, so that an end at 0 or 1 may be the liars' own.
+    """
+    if not open_to_liars or (low > 0.0 and high < 1.0):
+        return f"{low:.2f}-{high:.2f}"
+    if low > 0.0:
+        return f"at least {low:.2f}"
+    return f"at most {high:.2f}" if high < 1.0 else "anywhere"
 
 
 def _z(honest: int) -> float:
@@ -163,8 +211,8 @@ def _share(one: Reported, which: int, z: float) -> Floats:
     return ends.clip(0.0, 1.0)
 
 
-def _robust(bounds: Floats, f: int) -> dict[str, float]:
-    """Return what n nodes say of a figure of which f may lie.
+def _median(bounds: Floats, f: int) -> dict[str, float]:
+    """Return the median over n nodes, of which f may lie, and its interval.
 
     Parameters
     ----------
@@ -173,13 +221,10 @@ def _robust(bounds: Floats, f: int) -> dict[str, float]:
     """
     low, figure, high = np.sort(bounds, axis=0).T
     honest = len(figure) - f
-    kept = figure[f : len(figure) - f]
     return {
         "": float(np.median(figure)),
         "-low": float(low[(honest + 1) // 2 - 1]),
         "-high": float(high[honest // 2 + f]),
-        "-trimmed-mean": float(kept.mean()),
-        "-deviation": float(kept.std(ddof=min(1, len(kept) - 1))),
     }
 
 
@@ -200,10 +245,12 @@ def _by_class(reported: Sequence[Reported], f: int) -> Metrics:
     rows: dict[str, list[float]] = {"": [], "-low": [], "-high": []}
     for k in range(size):
         bounds = np.array([_ratio(c[0, k], c[1, k], reach) for c, reach in some])
-        figures = _robust(bounds, f)
+        figures = _median(bounds, f)
         for suffix, column in rows.items():
             column.append(figures[suffix])
-    return {f"class-accuracy{suffix}": column for suffix, column in rows.items()}
+    return {
+        f"median-node-class-accuracy{suffix}": column for suffix, column in rows.items()
+    }
 
 
 def _ratio(count: float, correct: float, reach: float) -> tuple[float, float, float]:

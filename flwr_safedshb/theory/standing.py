@@ -1,15 +1,18 @@
 r"""Whether a training is likely to withstand adversaries: an estimate, not a theorem.
 
-`stopping_radius` is proven: where the gradient is longer, no adversary stops a step.
-Two things lie between that and the end of a training. Colluders reach less than the
-bound allows. And momentum swings: with m' = (1 - beta)(g - m) and theta' = -gamma m, a
-model on a loss of curvature L is an oscillator of quality Q = sqrt(gamma L/(1 - beta)),
-and adversaries who push against the gradient in every step drive it at its own
-frequency, so what they reach is up to about Q times what one push does.
+`stopping_radius` is proven for a model that stays put: where the gradient is longer, no
+adversary turns a step uphill on average. Two things lie between that and the end of a
+training. Colluders reach less than the bound allows. And momentum swings: with
+m' = (1 - beta)(g - m) and theta' = -gamma m, a model on a loss of curvature L is an
+oscillator of quality Q = sqrt(gamma L/(1 - beta)), and adversaries who push against the
+gradient in every step drive it at its own frequency, so what they reach is up to about
+Q times what one push does.
 
 So a training is said to withstand if radius max(1, Q) < `MARGIN` times the gradient at
-its first model. The margin is measured, on the paper's task with noise multiplier 1,
-and tried on other settings: ``python -m simulations.studies.withstand``.
+its first model. The margin is measured, on the paper's task with noise multiplier 1
+and 400 steps, and tried on other settings of that task: ``python -m
+simulations.studies.withstand``. It is wrong on both sides: on other tasks trainings
+that it calls safe have failed.
 """
 
 from __future__ import annotations

@@ -193,16 +193,20 @@ def stopping_radius(
     heterogeneity: float = 0.0,
     batch_variance: float = 0.0,
 ) -> float:
-    """Return r: adversaries can stop progress only where the gradient is shorter.
+    """Return r: where the gradient is longer, no adversary turns a step uphill.
 
-    r = sqrt(kappa) (Gcov + s (1 + sqrt(d/h)) + sigma_b). Where ||grad L|| > r the
-    aggregate R points downhill on average, E<R, grad L> > 0, whatever f clients send.
+    r = sqrt(kappa) (Gcov + s (1 + sqrt(d/h)) + sigma_b). Where ||grad L|| > r at a
+    model that stays put, the aggregate R points downhill on average,
+    E<R, grad L> > 0, whatever f clients send.
     Proof: R is the mean of the honest vectors, which is grad L on average, plus an
     error of at most the root of kappa lambda_max(cov), whose mean is at most r as in
     `mean_estimation_bound`; so E<R, grad L> >= ||grad L|| (||grad L|| - r).  QED
 
-    Within r nothing is proven, and adversaries who use all of kappa do stop it: within
-    about a third of r even where honest clients differ by noise alone (measured, see
+    **This is about one step, and no bound for a training.** Momentums of a model that
+    moves lag behind its gradient, which the proof leaves out: a training with momentum
+    can swing uphill where ||grad L|| > r, even without adversaries. Within r nothing is
+    proven, and adversaries who use all of kappa do stop progress: within about a third
+    of r even where honest clients differ by noise alone (measured, see
     docs/trilemma.md). Parameters as in `mean_estimation_bound`.
     """
     honest = _honest(n, f, d, noise_std, kappa, heterogeneity, batch_variance)

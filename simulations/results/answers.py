@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from flwr_safedshb.server.private_evaluation import interval_in_words
 from simulations.results import page
 from simulations.results.schema import RunRecord
 from simulations.results.summary import final
 
 
-def last_answer(runs: Sequence[RunRecord]) -> tuple[float, float, float] | None:
-    """Return the last answer of the nodes and its interval, means over seeds."""
+def last_answer(runs: Sequence[RunRecord]) -> str | None:
+    """Describe the last answer of the nodes and its interval, means over seeds."""
     told = [run["answers"] for run in runs if run["answers"]["step"]]
     if not told:
         return None
@@ -20,28 +21,27 @@ def last_answer(runs: Sequence[RunRecord]) -> tuple[float, float, float] | None:
         (each["accuracy"][-1], each["low"][-1], each["high"][-1]) for each in told
     ]
     answer, low, high = np.mean(figures, axis=0)
-    return float(answer), float(low), float(high)
-
-
-def in_words(answer: tuple[float, float, float] | None) -> str:
-    """Return an answer with its interval."""
-    return "-" if answer is None else "{:.2f} ({:.2f}-{:.2f})".format(*answer)
+    opened = any(each["open_to_liars"][-1] for each in told)
+    interval = interval_in_words(float(low), float(high), opened)
+    return f"{answer:.2f} ({interval})"
 
 
 def answers_section(groups: Mapping[str, Sequence[RunRecord]]) -> str:
     """Return a table of what nodes answered, beside the truth; empty if none did."""
     rows = [
-        [label, in_words(last_answer(some)), str(final(some))]
+        [label, said, str(final(some))]
         for label, some in groups.items()
-        if last_answer(some) is not None
+        if (said := last_answer(some)) is not None
     ]
     if not rows:
         return ""
     return (
-        "<h2>What the nodes answer, privately</h2><p>The median accuracy that the "
-        "nodes report on examples of their own that never train, with noise, and "
-        "where the honest nodes' median lies with probability 95 %, whatever the "
-        "adversaries say (they say that nothing is right); means over the seeds. "
+        "<h2>What the nodes answer, privately</h2><p>The median over the nodes, each "
+        "counting once, of the accuracy that they report on examples of their own that "
+        "never train, with noise, and where the honest nodes' median lies with "
+        "probability 95 %, whatever the adversaries say (they say that nothing is "
+        "right); means over the seeds. Adversaries that are a third of the nodes or "
+        "more can take away one end or both, which is then left out. "
         "Beside it the accuracy on a public test set, which is <b>not for the nodes "
         "of a real federation</b>: they have none.</p>"
         + page.table(["", "answer (interval)", "true accuracy, not for nodes"], rows)

@@ -41,7 +41,7 @@ from simulations.results.schema import (
     RunRecord,
 )
 
-FORMAT = 3
+FORMAT = 4
 PACKAGES = (
     "flwr-safedshb",
     "flwr",
@@ -56,6 +56,7 @@ SEEDED = (
     "seed can remove it. The epsilon is that of the same run with noise from the "
     "operating system; this run itself is a simulation and protects nobody."
 )
+_MEDIAN = "median-node-accuracy"
 SECURE = "Noise and batches came from the operating system's entropy."
 
 
@@ -237,13 +238,14 @@ def _answers(progress: Progress) -> Answers:
     found = [
         (number, metrics)
         for number, metrics in sorted(progress.evaluate_clientapp.items())
-        if "accuracy-low" in metrics
+        if f"{_MEDIAN}-low" in metrics
     ]
     return Answers(
         step=[number for number, _ in found],
-        accuracy=[_number(metrics, "accuracy") for _, metrics in found],
-        low=[_number(metrics, "accuracy-low") for _, metrics in found],
-        high=[_number(metrics, "accuracy-high") for _, metrics in found],
+        accuracy=[_number(metrics, _MEDIAN) for _, metrics in found],
+        low=[_number(metrics, f"{_MEDIAN}-low") for _, metrics in found],
+        high=[_number(metrics, f"{_MEDIAN}-high") for _, metrics in found],
+        open_to_liars=[bool(metrics["ends-open-to-liars"]) for _, metrics in found],
     )
 
 

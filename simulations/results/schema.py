@@ -33,12 +33,13 @@ class Returned(TypedDict):
 
 
 class Answers(TypedDict):
-    """What nodes answered privately: the median accuracy, and where it may lie."""
+    """What nodes answered privately: the median over nodes, and where it may lie."""
 
     step: list[int]
     accuracy: list[float]
     low: list[float]
     high: list[float]
+    open_to_liars: list[bool]
 
 
 class Node(TypedDict):

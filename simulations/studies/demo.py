@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from simulations.command import complaining
-from simulations.results.answers import in_words, last_answer
+from simulations.results.answers import last_answer
 from simulations.results.report import epsilons, sweep_page
 from simulations.results.schema import RunRecord
 from simulations.results.summary import final
@@ -81,14 +81,15 @@ def story(run: RunRecord) -> str:
         f"{n} hospitals train a classifier of tumours, malignant or benign. The honest "
         f"ones hold {', '.join(map(str, sizes))} tumours. The server is curious, so "
         "every hospital clips the gradient of each tumour, adds Gaussian noise and "
-        "sends only its momentum: the noise that leaves it at epsilon "
+        "sends only its momentum: the noise that leaves each single tumour at epsilon "
         f"{target:g}, from {max(noise):.2g} to {min(noise):.2g} times what one other "
         "tumour in its place could change. A quarter of its tumours never train: with "
         "them it answers, with noise again, how good the model is. "
         f"{f} hospitals are hijacked: in every step they see what the honest ones "
         "send, and send the opposite of its mean (FOE), in the strength that harms the "
-        "server's rule the most; or, with tumours of their own, they search for the "
-        "worst that they can send (strongest). And they answer that nothing is right."
+        "server's rule the most; or, with tumours of their own, they search for "
+        "what harms the most in that step (strongest). And they answer that nothing "
+        "is right."
     )
 
 
@@ -104,7 +105,7 @@ def show(console: Console, groups: Mapping[str, Sequence[RunRecord]]) -> None:
         figure = final(some)
         worst = min(run["returned"]["accuracy"] for run in some)
         colour = "green" if worst > CHANCE else "bold red"
-        said = in_words(last_answer(some))
+        said = last_answer(some) or "-"
         true = f"[{colour}]{figure}[/]"
         table.add_row(setting, said, true, f"{worst:.3f}", epsilons(some))
     console.print(table)
@@ -113,10 +114,11 @@ def show(console: Console, groups: Mapping[str, Sequence[RunRecord]]) -> None:
         "* on tumours that no hospital holds: not for hospitals, who have no public "
         f"test set. Mean ± standard deviation over {seeds} seeds; to call every tumour "
         f"benign gives about {CHANCE:.2f}. The answer is the median that hospitals "
-        "report, and where the honest hospitals' median lies whatever hijacked ones "
-        f"say; means over the seeds. Epsilon, at delta = {spent['delta']:g} after "
-        f"{spent['steps']} steps and one answer, is what each honest hospital spends "
-        "on its own tumours against everyone else, the server included: "
+        "report, each counting once, and where the honest hospitals' median lies "
+        "whatever hijacked ones say; means over the seeds. Epsilon, at delta = "
+        f"{spent['delta']:g} after {spent['steps']} steps and one answer, is what each "
+        "honest hospital spends on each single tumour of its own against everyone "
+        "else, the server included: "
         f"{spent['sampler']}, {spent['adjacency']} adjacency, {spent['accountant']}. "
         f"{spent['note']}",
         highlight=False,

@@ -1,9 +1,9 @@
 """The plan against measured rounds: ``python -m simulations.studies.rounds``.
 
 `safedshb plan` bounds the mean squared error of SMEA's aggregate of momentums, and the
-radius within which adversaries can stop progress. Here honest momentums are made step
-by step at a model that stays where it is, adversaries who know everything look for the
-vectors that move the aggregate most, and the bound is held against what they reach.
+radius within which adversaries can turn a step uphill. Here honest momentums are made
+step by step at a model that stays where it is, adversaries who know everything look for
+the vectors that move the aggregate most, and the bound is held against what they reach.
 """
 
 from __future__ import annotations

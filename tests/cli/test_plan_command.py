@@ -237,7 +237,14 @@ def test_answers_cost_and_are_as_precise_as_is_said(
     (one,) = json.loads(capsys.readouterr().out)["evaluations"]
     assert one["epsilon"] == pytest.approx(found["privacy"]["epsilon"], rel=1e-9)
     assert main(common) == 0
-    assert "5 private answers about 500 examples" in capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
+    assert "5 private answers about 500 examples" in text
+    assert "not the accuracy over all examples" in text
+    assert "f >= n/3" not in text
+    common[common.index("-f") + 1] = "3"
+    assert main(common) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "f >= n/3: liars alone can take either end of it to 0 or 1" in text
     for wrong in (["--evaluations", "0"], ["--held-out", "-1"]):
         assert main([*common, *wrong]) != 0
         assert wrong[0].strip("-").replace("-", "_") in capsys.readouterr().err

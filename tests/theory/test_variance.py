@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from flwr_safedshb import theory
+from simulations.studies.drift import CROSS, draw_drifts
 
 # By hand: n = 5, f = 1, d = 8, b = 4, m = 8, sigma = 2, sigma_DP = 1/2, kappa = 1/2.
 
@@ -66,50 +67,10 @@ def test_drift_bounds_by_hand() -> None:
         theory.drift_bounds([1.0], 4, 4, 1.0, 0.5, 3.0)
 
 
-def drifts(
-    gradients: np.ndarray, betas: list[float], noise: float, draws: int, seed: int = 0
-) -> np.ndarray:
-    """Top eigenvalues of the covariance of momentums, (steps, draws)."""
-    rng = np.random.default_rng(seed)
-    momentums, found = np.zeros((draws, *gradients.shape)), []
-    for beta in betas:
-        drawn = gradients + noise * rng.normal(size=momentums.shape)
-        momentums = beta * momentums + (1 - beta) * drawn
-        centred = momentums - momentums.mean(axis=1, keepdims=True)
-        covariance = np.swapaxes(centred, 1, 2) @ centred / len(gradients)
-        found.append(np.linalg.eigvalsh(covariance)[:, -1])
-    return np.array(found)
-
-
-CROSS = np.concatenate([np.eye(4), -np.eye(4)])
-
-
-def test_noise_does_not_enter_a_drift_by_its_own_spread_alone() -> None:
-    """The counterexample of docs/convergence.md: mixed terms do not vanish."""
-    first, second = drifts(CROSS, [0.0, 0.5], 0.02, draws=20_000)
-    alone = drifts(0 * CROSS, [0.0], 0.02, draws=20_000)[0]
-    # Gcov^2 = 1/4, beta_1 = 1/2.
-    wished = 0.5 * first.mean() + 0.5 * 0.25 + 0.25 * alone.mean()
-    error = second.std() / np.sqrt(20_000)
-    assert second.mean() == pytest.approx(0.25983, abs=1e-4)
-    assert wished == pytest.approx(0.25720, abs=1e-4)
-    assert second.mean() > wished + 20 * error
-
-
-def test_no_constant_before_the_noise_mends_it() -> None:
-    """With 36 (1 + d/h) for the noise, as in the paper, it fails at smaller noise."""
-    first, second = drifts(CROSS, [0.0, 0.5], 0.005, draws=20_000)
-    wished = 0.5 * first.mean() + 0.5 * 0.25 + 0.25 * 36 * 1.5 * 0.005**2
-    error = second.std() / np.sqrt(20_000)
-    assert second.mean() == pytest.approx(0.25242, abs=5e-5)
-    assert wished == pytest.approx(0.25205, abs=5e-5)
-    assert second.mean() > wished + 20 * error
-
-
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.3, 2.0])
 @pytest.mark.parametrize("betas", [[0.0, 0.5, 0.5, 0.9], [0.9] * 12, [0.0] * 3])
 def test_drifts_stay_below_their_bounds(noise: float, betas: list[float]) -> None:
-    found = drifts(CROSS, betas, noise, draws=400).mean(axis=1)
+    found = draw_drifts(CROSS, betas, noise, draws=400, seed=0).mean(axis=1)
     bounds = theory.drift_bounds(betas, 8, 4, 0.0, noise, 0.5)
     assert (found <= bounds).all()
     # And not far below: a bound that is idle would hide a missing factor.

@@ -23,19 +23,21 @@ from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 from flwr_safedshb.server.private_evaluation import PrivateEvaluations, concluded
 from simulations.studies.answers.data import MAX_LOSS, MODEL, examples
 
-NODES, LIARS, EXAMPLES = 7, 2, 40
+NODES, LIARS = 7, 2
+# Sizes of the honest nodes; liars claim the last.
+SIZES = (20, 30, 40, 60, 150)
 NOISE = 2.0
 Lie = Callable[[float, np.random.Generator], dict[str, float]]
-# What liars say, who know what the honest nodes say on average.
+# What liars say, who know the share that the honest nodes say is right, on average.
 LIES: dict[str, Lie] = {
     "nothing is right": lambda mean, rng: {CORRECT: 0.0},
-    "everything is right": lambda mean, rng: {CORRECT: float(EXAMPLES)},
+    "everything is right": lambda mean, rng: {CORRECT: float(SIZES[-1])},
     "one the one, one the other": lambda mean, rng: {
-        CORRECT: EXAMPLES * float(rng.integers(2))
+        CORRECT: SIZES[-1] * float(rng.integers(2))
     },
-    "a little less than others": lambda mean, rng: {CORRECT: mean - NOISE},
+    "a little less than others": lambda mean, rng: {CORRECT: SIZES[-1] * mean - NOISE},
     "less, and very sure of it": lambda mean, rng: {
-        CORRECT: 0.5 * mean,
+        CORRECT: 0.5 * mean * SIZES[-1],
         NOISE_STD: 0.0,
     },
     "anything, and not sure at all": lambda mean, rng: {CORRECT: 0.0, NOISE_STD: 1e300},
@@ -44,35 +46,45 @@ LIES: dict[str, Lie] = {
 
 @dataclass(frozen=True)
 class Coverage:
-    """How often the interval held against a lie, and how wide it was."""
+    """How often the interval held against a lie, and how wide it was.
+
+    `pooled` counts how often it held the pooled accuracy, for which it is not made.
+    """
 
     lie: str
     trials: int
     held: int
+    pooled: int
     width: float
     error: float
 
 
 def coverage(lie: str, trials: int, seed: int) -> Coverage:
-    """Evaluate many times, with a lie."""
+    """Evaluate many times, with a lie, over unequal nodes whose accuracies differ."""
     rng, source = np.random.default_rng([seed, 1]), SeededRandomness(seed)
-    plan = PrivateEvaluation(NOISE).plan(EXAMPLES)
-    held, widths, errors = 0, [], []
+    held, pooled, widths, errors = 0, 0, [], []
     for _ in range(trials):
-        right = rng.integers(EXAMPLES // 2, EXAMPLES + 1, size=NODES - LIARS)
+        # The larger nodes have the harder examples.
+        right = np.array([rng.integers(s // 3, s + 1) for s in SIZES])
+        right[-1] = rng.integers(SIZES[-1] // 2)
         told = []
-        for count in right:
-            data = examples(int(count), EXAMPLES - int(count))
+        for count, size in zip(right.tolist(), SIZES, strict=True):
+            plan = PrivateEvaluation(NOISE).plan(size)
+            data = examples(count, size - count)
             counts = private_counts(MODEL, data, plan, source, Question(MAX_LOSS))
-            told.append(reported(counts, EXAMPLES))
-        mean = float(np.mean([float(each[CORRECT]) for each in told]))  # type: ignore[arg-type]
-        told += [{**told[0], **LIES[lie](mean, rng)} for _ in range(LIARS)]
+            told.append(reported(counts, size))
+        said = [float(t[CORRECT]) / s for t, s in zip(told, SIZES, strict=True)]  # type: ignore[arg-type]
+        mean = float(np.mean(said))
+        told += [{**told[-1], **LIES[lie](mean, rng)} for _ in range(LIARS)]
         found = _concluded(told)
-        true = float(np.median(right)) / EXAMPLES
-        held += found["accuracy-low"] <= true <= found["accuracy-high"]
-        widths.append(found["accuracy-high"] - found["accuracy-low"])
-        errors.append(abs(found["accuracy"] - true))
-    return Coverage(lie, trials, held, float(np.mean(widths)), float(np.mean(errors)))
+        true = float(np.median(right / np.array(SIZES)))
+        low, high = (found[f"median-node-accuracy-{end}"] for end in ("low", "high"))
+        held += bool(low <= true <= high)
+        pooled += bool(low <= right.sum() / sum(SIZES) <= high)
+        widths.append(high - low)
+        errors.append(abs(found["median-node-accuracy"] - true))
+    figures = float(np.mean(widths)), float(np.mean(errors))
+    return Coverage(lie, trials, held, pooled, *figures)
 
 
 def _concluded(told: Sequence[Metrics]) -> dict[str, float]:

@@ -21,7 +21,7 @@ from flwr_safedshb.attacks import ALIE, FOE, Attack, MinMax
 from flwr_safedshb.files import replace_file
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from simulations.config import check_numbers
-from simulations.results.bootstrap import Estimate, resampled, slope
+from simulations.results.intervals import Estimate, estimate_means, slope
 from simulations.results.parallel import in_processes
 from simulations.results.plots import LOOKS, PANEL, STYLE, save
 from simulations.studies.convergence.problem import Floats, Problem
@@ -73,7 +73,7 @@ class ConvergenceCheck:
         check_numbers(
             self,
             dict.fromkeys(("num_nodes", "num_examples", "num_features"), 1)
-            | {"num_malicious_nodes": 0, "seed": 0, "num_seeds": 1, "fit_from": 1}
+            | {"num_malicious_nodes": 0, "seed": 0, "num_seeds": 2, "fit_from": 1}
             | {"steps": 16}
             | ({} if self.workers is None else {"workers": 1}),
         )
@@ -228,8 +228,7 @@ class ConvergenceCheck:
     def compare(self, case: str, gaps: Floats) -> dict[str, object]:
         """Return the measured gaps, their bound, and the slope of their mean."""
         bounds = self.bounds(case)
-        rng = np.random.default_rng(self.seed)
-        fitted = slope(self.times, list(gaps.T), self.fit_from, rng)
+        fitted = slope(self.times, gaps, self.fit_from)
         totals = np.array([bound.total for bound in bounds["ours"]])
         return {
             "gaps": gaps.tolist(),
@@ -268,8 +267,8 @@ class ConvergenceCheck:
             axes = figure.subplots()
             for look, (case, values) in zip(LOOKS, gaps.items(), strict=False):
                 mean = values.mean(axis=0)
-                means = resampled(list(values.T), np.random.default_rng(0))
-                low, high = np.quantile(means, [0.025, 0.975], axis=0)
+                found = estimate_means(values)
+                low, high = ([each[end] for each in found] for end in ("low", "high"))
                 axes.plot(
                     self.times,
                     mean,

@@ -49,7 +49,8 @@ NOTES = """\
   turned here. "Default stop" is what users get: it stops before its mass falls to
   n - 2f, and a mean that f colluders may hold alone does not count.
 - **The first momentum** is (1 - beta) times the first gradient. In the listing it is
-  m_0 = 0, so that theta_1 = theta_0: ours is that run shifted by one step.
+  m_0 = 0, so that theta_1 = theta_0: ours is that run shifted by one step, exactly so
+  because its rates are constant.
 - **The attacks' anchor** is the mean of the vectors that honest clients send, and tau
   maximises the distance of the aggregate from it. In the paper the anchor is the mean
   of the clipped gradients before noise and momentum, and whose distance is maximised is

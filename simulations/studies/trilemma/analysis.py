@@ -1,7 +1,7 @@
 """What errors say: the strongest attack, slopes, and how far rules are apart.
 
-Intervals hold 95% of the bootstrap over seeds; draws of two settings are independent,
-and draws of two rules in one setting are the same.
+Intervals are over seeds: a seed's draws of two settings are independent, and those of
+two rules in one setting are the same.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_safedshb.theory import kappa_smea, mean_estimation_bound
-from simulations.results.bootstrap import (
-    RESAMPLES,
+from simulations.results.intervals import (
     Estimate,
     estimate,
-    resampled,
+    estimate_means,
     slope,
 )
 from simulations.studies.trilemma.points import Point
@@ -98,19 +97,19 @@ def curve(measured: Measured, sweep: str, rule: str) -> list[Cell]:
     return sorted(cells, key=lambda cell: cell.value)
 
 
-def findings(
-    measured: Measured, fits: Mapping[str, float], seed: int
-) -> dict[str, object]:
+def worst_errors(cells: Sequence[Cell]) -> Floats:
+    """Return the errors of each cell under its strongest attack, (seeds, cells)."""
+    return np.stack([cell.worst for cell in cells], axis=1)
+
+
+def findings(measured: Measured, fits: Mapping[str, float]) -> dict[str, object]:
     """Return slopes of all curves, and the separation as n grows.
 
     Parameters
     ----------
     measured : mapping
     fits : mapping of a sweep to where its fit begins
-    seed : int
-        Of the bootstrap.
     """
-    rng = np.random.default_rng(seed)
     rules = list(dict.fromkeys(cell.rule for cell in measured.values()))
     sweeps = list(dict.fromkeys(cell.sweep for cell in measured.values()))
     slopes = []
@@ -119,7 +118,7 @@ def findings(
             cells = curve(measured, sweep, rule)
             start = fits[sweep.removesuffix(", f = 0")]
             values = [cell.value for cell in cells]
-            found = slope(values, [cell.worst for cell in cells], start, rng)
+            found = slope(values, worst_errors(cells), start)
             predicted = PREDICTED.get(sweep)
             slopes.append(
                 {
@@ -132,7 +131,7 @@ def findings(
                     or abs(found["value"] - predicted) <= TOLERANCE,
                 }
             )
-    apart = separation(measured, "n", fits["n"], rules, rng)
+    apart = separation(measured, "n", fits["n"], rules)
     return {"slopes": slopes, "separation": apart}
 
 
@@ -141,33 +140,28 @@ def separation(
     sweep: str,
     start: float,
     rules: Sequence[str],
-    rng: np.random.Generator,
 ) -> list[dict[str, object]]:
     """Return, for each rule, error over privacy-only error along a sweep.
 
     Its slope, from `start` on, says whether it stays bounded; ``times_smea`` is how
-    many times SMEA's error the rule has at the largest value, from the same draws.
+    many times SMEA's error the rule has at the largest value, for the same draws.
     """
     found: list[dict[str, object]] = []
     last = curve(measured, sweep, REFERENCE)[-1].worst
     for rule in rules:
         cells = curve(measured, sweep, rule)
         values = [cell.value for cell in cells]
-        ratios = [cell.worst / cell.point.privacy_only for cell in cells]
-        means = resampled(ratios, rng)
-        picks = rng.integers(len(last), size=(RESAMPLES, len(last)))
-        times = cells[-1].worst[picks].mean(axis=1) / last[picks].mean(axis=1)
+        units = [cell.point.privacy_only for cell in cells]
+        ratios = worst_errors(cells) / np.array(units)
+        both = np.stack((cells[-1].worst, last), axis=1)
         found.append(
             {
                 "rule": rule,
                 "values": values,
                 "attacks": [cell.strongest for cell in cells],
-                "ratios": [
-                    estimate(float(ratio.mean()), column)
-                    for ratio, column in zip(ratios, means.T, strict=True)
-                ],
-                "slope": slope(values, ratios, start, rng),
-                "times_smea": estimate(cells[-1].worst.mean() / last.mean(), times),
+                "ratios": estimate_means(ratios),
+                "slope": slope(values, ratios, start),
+                "times_smea": estimate(both, lambda means: means[0] / means[1]),
             }
         )
     return found

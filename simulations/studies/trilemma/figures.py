@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodFormatter
 
-from simulations.results.bootstrap import resampled
+from simulations.results.intervals import estimate_means
 from simulations.results.plots import LOOKS, PANEL, STYLE, save
 from simulations.studies.trilemma.analysis import (
     REFERENCE,
@@ -115,13 +115,13 @@ def _ratios(axes: Axes, measured: Measured, sweep: str) -> None:
 
 
 def _line(axes: Axes, rule: str, values: list[float], samples: list[Floats]) -> None:
-    """Draw means, and the intervals of the bootstrap as shades."""
+    """Draw means, and their intervals as shades."""
     look = LOOK[rule]
-    means = resampled(samples, np.random.default_rng(0))
-    low, high = np.quantile(means, [0.025, 0.975], axis=0)
+    found = estimate_means(np.stack(samples, axis=1))
+    low, high = ([each[end] for each in found] for end in ("low", "high"))
     axes.plot(
         values,
-        [sample.mean() for sample in samples],
+        [each["value"] for each in found],
         look.line,
         color=look.colour,
         marker=look.marker,

@@ -80,7 +80,7 @@ class EmpiricalTrilemma:
     def __post_init__(self) -> None:
         check_numbers(
             self,
-            {"seed": 0, "num_seeds": 1}
+            {"seed": 0, "num_seeds": 2}
             | ({} if self.workers is None else {"workers": 1}),
         )
         if not 0 < self.delta < 1:
@@ -111,7 +111,7 @@ class EmpiricalTrilemma:
         console = Console()
         start = time.perf_counter()
         measured, spent = self.measure(console)
-        found = analysis.findings(measured, self.fits(), self.seed)
+        found = analysis.findings(measured, self.fits())
         seconds = time.perf_counter() - start
         record = {
             "config": asdict(self),
