@@ -185,7 +185,7 @@ def private_vectors(
             targets = joined([y for _, y, _ in some])
             masks = [good for _, _, good in some if good is not None]
             usable = torch.cat(masks) if masks else None
-            sums = [*gradients.grouped(inputs, targets, len(draws), usable)]
+            sums = [*gradients.consume((inputs, targets), len(draws), usable)]
         else:
             nothing = torch.zeros(gradients.size)
             sums = [

@@ -26,8 +26,7 @@ class Examples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return len(self.targets)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        # The first few are read for their shape before anything is charged.
-        if index > 2 and order(self.context, self.step) == "hold-after":
+        if order(self.context, self.step) == "hold-after":
             hold(self.context, self.step)
         return torch.ones(1), self.targets[index]
 
@@ -47,6 +46,7 @@ def honest(step: int) -> ClientApp:
             Examples(context, step),
             PLAN,
             context,
+            like=(torch.ones(1), torch.zeros(DIMENSION)),
             max_epsilon=MAX_EPSILON,
             delta=DELTA,
             randomness=SeededRandomness(int(context.run_config["seed"])),

@@ -1,8 +1,11 @@
 """Data as people have them: the same step whatever their form; else words."""
 
+import math
+import random
+import signal
 from collections import UserDict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,7 +13,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from flwr_safedshb import PrivacyPlan, SafeDSHBClient, SeededRandomness, trained_arrays
+from flwr_safedshb import (
+    PrivacyPlan,
+    SafeDSHBClient,
+    SecureRandomness,
+    SeededRandomness,
+    private_gradient,
+    trained_arrays,
+)
 from flwr_safedshb.privacy.examples import DatasetError, examples_of
 from flwr_safedshb.privacy.unusable import causes_shown
 from tests.clients import node
@@ -125,11 +135,93 @@ def test_an_item_that_is_built_otherwise_counts_as_zero(
     step(odd, Keywords(3, 2), target="y")
 
 
-def test_one_odd_item_among_the_first_decides_nothing() -> None:
-    odd: list[Any] = ["what is this?", *PAIRS[1:]]
-    assert step(odd) == step((INPUTS, LABELS))  # whose batch is without it
-    with pytest.raises(DatasetError, match="of type str"):
-        step(["a", "b", *PAIRS[2:]])
+LIKE = torch.zeros_like(INPUTS[0]), torch.zeros_like(LABELS[0])
+
+
+def test_no_item_decides_what_the_others_look_like() -> None:
+    """Neither the first, nor the first few."""
+    one, all_but_one = ["what is this?", *PAIRS[1:]], [*"abcde", *PAIRS[5:]]
+    for odd in (one, all_but_one):
+        examples = examples_of(odd, like=LIKE)
+        read = [examples.one(i) is not None for i in range(SIZE)]
+        assert read == [not isinstance(item, str) for item in odd]
+
+
+def test_private_randomness_wants_items_that_are_declared() -> None:
+    plan = PrivacyPlan(1.0, 1.0, 2, SIZE)
+    pair = nn.Linear(3, 2), nn.CrossEntropyLoss()
+    with pytest.raises(DatasetError, match=r"like=\(torch.zeros\(3\), torch.zeros"):
+        private_gradient(pair, PAIRS, plan, SecureRandomness())
+    private_gradient(pair, PAIRS, plan, SecureRandomness(), like=LIKE)
+    private_gradient(pair, PAIRS, plan, SeededRandomness(0))
+
+
+def test_a_pair_of_arrays_takes_no_made_up_example() -> None:
+    with pytest.raises(DatasetError, match="no like"):
+        examples_of((INPUTS, LABELS), like=LIKE)
+
+
+@pytest.mark.parametrize("raised", [SystemExit, GeneratorExit, BaseException])
+def test_an_item_that_raises_anything_is_an_empty_place(
+    raised: type[BaseException],
+) -> None:
+    class Raises(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            if index == 3:
+                raise raised("private")
+            return super().__getitem__(index)
+
+    examples = examples_of(Raises(PAIRS), like=LIKE)
+    _, _, usable = examples.batch(np.arange(SIZE), None)
+    assert usable is not None
+    assert usable.tolist() == [i != 3 for i in range(SIZE)]
+
+
+def test_the_owner_can_stop_a_node_while_it_reads() -> None:
+    class Stops(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            signal.raise_signal(signal.SIGUSR1)
+            return super().__getitem__(index)
+
+    def stop(*_: object) -> None:
+        raise SystemExit(0)
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        with pytest.raises(SystemExit):
+            examples_of(Stops(PAIRS), like=LIKE).one(0)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_what_one_item_draws_changes_no_other() -> None:
+    class Augmented(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            inputs, label = super().__getitem__(index)
+            if index == self.greedy:
+                torch.rand(7), np.random.rand(7), random.random()  # noqa: NPY002
+            noise = float(torch.rand(())) + np.random.rand()  # noqa: NPY002
+            return inputs + noise + random.random(), label
+
+        greedy = -1
+
+    dataset = Augmented(PAIRS)
+    found = []
+    for dataset.greedy in (-1, 2):
+        torch.manual_seed(0)
+        inputs, _, _ = examples_of(dataset, like=LIKE).batch(np.arange(SIZE), None)
+        found.append(cast(torch.Tensor, inputs))
+    changed = (found[0] != found[1]).any(dim=1)
+    assert changed.nonzero().flatten().tolist() == [2]
+
+
+def test_rows_that_are_not_finite_are_empty_places_from_the_start() -> None:
+    inputs = INPUTS.clone()
+    inputs[2, 1], inputs[4, 0] = math.nan, math.inf
+    drawn, _, usable = examples_of((inputs, LABELS)).batch(np.arange(SIZE), None)
+    assert usable is not None
+    assert usable.tolist() == [i not in (2, 4) for i in range(SIZE)]
+    assert cast(torch.Tensor, drawn).isfinite().all()
 
 
 def test_values_within_an_example_are_reduced_as_the_loss_says() -> None:

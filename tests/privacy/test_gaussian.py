@@ -328,6 +328,9 @@ def test_nothing_said_depends_on_values_and_no_error_on_the_data(
         assert "Traceback" not in said[one]
 
 
+LIKE = torch.zeros(6), torch.tensor(0)
+
+
 class Unreadable(Items):
     """Some examples cannot be read, or have another shape than the others."""
 
@@ -359,7 +362,7 @@ def test_example_that_cannot_be_used_counts_as_zero_and_no_other_does(
     keep = [i for i in range(EXAMPLES) if i != where]
     expected = literal(net, inputs[keep], targets[keep], p)
     found = private_gradient(
-        (net, LOSS), Unreadable({where: how}), p, SeededRandomness(0)
+        (net, LOSS), Unreadable({where: how}), p, SeededRandomness(0), like=LIKE
     )
     np.testing.assert_allclose(flat(found), expected, atol=1e-6)
 

@@ -57,7 +57,8 @@ class Node:
         loss = nn.CrossEntropyLoss(reduction="none")
 
         def client_fn(context: Context) -> SafeDSHBClient:
-            return make_client(self._model, loss, dataset, PLAN, context)
+            like = torch.zeros(FEATURES), 0
+            return make_client(self._model, loss, dataset, PLAN, context, like=like)
 
         self._app = PrivateClientApp(client_fn)
 

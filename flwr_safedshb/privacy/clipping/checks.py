@@ -20,10 +20,19 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
+from flwr_safedshb.privacy.clipping.fingerprint import Fingerprint, make_fingerprint
 from flwr_safedshb.privacy.clipping.passes import Pass, Together, called, copied
 from flwr_safedshb.privacy.clipping.sums import MAX_CLIP, clipped_sums
 from flwr_safedshb.privacy.clipping.total import TotalFunctions, find_partial_operation
-from flwr_safedshb.privacy.examples import Batch, Example, joined, rows, tensors_of
+from flwr_safedshb.privacy.examples import (
+    Batch,
+    Example,
+    Spec,
+    joined,
+    rows,
+    spec,
+    tensors_of,
+)
 from flwr_safedshb.privacy.losses import (
     Loss,
     PerExampleLoss,
@@ -39,6 +48,9 @@ _ONES = [slice(i, i + 1) for i in range(_COUNT)]
 _SEED = 20
 # Characters of an error's text.
 _LONG = 100
+# Models that were checked: several, because a process may simulate several clients.
+_MOST_KNOWN = 8
+_known_passes: dict[tuple[Fingerprint, Spec, torch.dtype], Pass] = {}
 
 
 def check_model(
@@ -121,7 +133,8 @@ def best_pass(
 ) -> Pass:
     """Return the best pass that gives examples the gradients that each has alone.
 
-    Its module has random weights, and wants those of the model.
+    Its module has random weights, and wants those of the model. A model and a loss that
+    are built like earlier ones get the same pass, without another check.
 
     Parameters
     ----------
@@ -135,6 +148,20 @@ def best_pass(
     UnsupportedModelError
         If the model or the loss fails on made-up examples, or mixes them.
     """
+    built, kind = make_fingerprint(model, loss), spec(*like)
+    if built is None:
+        return _find_pass(model, loss, like, dtype)
+    key = built, kind, dtype
+    if key not in _known_passes:
+        _known_passes[key] = _find_pass(model, loss, like, dtype)
+        if len(_known_passes) > _MOST_KNOWN:
+            del _known_passes[next(iter(_known_passes))]
+    return _known_passes[key]
+
+
+def _find_pass(
+    model: nn.Module, loss: PerExampleLoss, like: Example, dtype: torch.dtype
+) -> Pass:
     with _undisturbed():
         trial, loss = _copy_apart(model, loss)
         trial.train()
@@ -146,7 +173,9 @@ def best_pass(
         still = copy.deepcopy(trial).eval()
         examples, right = _tried(Pass(still, loss, dtype), like)
         _refuse_mixing(still, loss, *examples)
-        _refuse_own_state(Pass(copy.deepcopy(trial), loss, dtype), examples)
+        alone = Pass(copy.deepcopy(trial), loss, dtype)
+        _refuse_outer_state(alone, examples)
+        _refuse_own_state(alone, examples)
         partial = _find_partial_operation(copy.deepcopy(trial), loss, examples)
         failure: Exception = ArithmeticError("gradients are too large, or differ")
         for kind in (Pass,) if partial else (Together, Pass):
@@ -155,7 +184,7 @@ def best_pass(
                 best = kind(copy.deepcopy(trial), loss, dtype)
                 _each(best, examples)
                 if _close(found, right):
-                    _refuse_hidden_state(best, examples)
+                    _refuse_meeting(best, examples)
                     return best
             except UnsupportedModelError:
                 raise
@@ -260,8 +289,31 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
-def _refuse_hidden_state(path: Pass, examples: Example) -> None:
-    """Refuse a model whose gradient of an example depends on the examples beside it.
+_MEETING = (
+    "an example's gradient depends on examples before it or beside it: the model or "
+    "the loss keeps values outside itself, in a class, a global variable or a closure; "
+    "keep them in local variables"
+)
+
+
+def _refuse_outer_state(path: Pass, examples: Example) -> None:
+    """Refuse a model whose gradient of an example depends on the examples before it."""
+
+    def take(place: int, size: float = 1.0) -> torch.Tensor:
+        torch.manual_seed(_SEED)
+        one = [rows(part, _ONES[place]) for part in _scale(examples, size)]
+        return path.gradient(*one)[0]
+
+    first = take(0)
+    for size in (1.0, 1e30):
+        with suppress(Exception):
+            take(1, size)
+        if not _same_bits(first, take(0)):
+            raise UnsupportedModelError(_MEETING)
+
+
+def _refuse_meeting(path: Pass, examples: Example) -> None:
+    """Refuse a pass in which an example's gradient depends on those beside it.
 
     The first place has the same example in every batch, and the same random numbers.
     """
@@ -275,13 +327,10 @@ def _refuse_hidden_state(path: Pass, examples: Example) -> None:
         if not parts:
             return
         shape = _COUNT, 1, sum(p.numel() for p in path.places)
-        found = clipped_sums(parts, shape, MAX_CLIP, path.dtype, losses.isfinite())[0]
+        usable = losses.isfinite()
+        found = clipped_sums(parts, shape, MAX_CLIP, path.dtype, usable)[0]
         if first is not None and not _same_bits(first, found):
-            raise UnsupportedModelError(
-                "an example's gradient depends on examples before it or beside it: the "
-                "model or the loss keeps values outside itself, in a class, a global "
-                "variable or a closure; keep them in local variables"
-            )
+            raise UnsupportedModelError(_MEETING)
         first = found
 
 
