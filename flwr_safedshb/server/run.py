@@ -70,6 +70,9 @@ class ResumableStrategy(FedAvg):
     stop_when: StopWhen | None
 
     # Of the running run.
+    # T, all rounds of the run with those done before; None where nobody said, as when
+    # a server of the older kind asks for one round after another.
+    num_rounds: int | None = None
     _seeded: bool
     _rates: list[tuple[float, float]]
     _progress: Progress | None = None
@@ -144,6 +147,7 @@ class ResumableStrategy(FedAvg):
         if progress is None:
             progress = Progress.fresh(self.seed, num_rounds, initial_arrays, settings)
         self._begin(progress)
+        self.num_rounds = num_rounds
         # A busy node must not spend budget on a round that is long over.
         self._ttl = timeout + _LEEWAY_SECONDS
         return progress
