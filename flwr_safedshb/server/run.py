@@ -84,8 +84,8 @@ class RunResult(Result):
 
     def __repr__(self) -> str:
         """Return Flower's text, with the skipped rounds in the end."""
-        rounds = len(self.train_metrics_clientapp)
-        return f"{super().__repr__()}\n{len(self.skipped_rounds)} of {rounds} skipped\n"
+        skipped, rounds = len(self.skipped_rounds), len(self.train_metrics_clientapp)
+        return f"{super().__repr__()}\n{skipped} of {rounds} rounds skipped\n"
 
 
 class StopRun(Exception):  # noqa: N818  # it is none

@@ -113,7 +113,8 @@ def test_different_kinds_at_once() -> None:
 def scribbled(rng: np.random.Generator, layers: Layers) -> RecordDict:
     """Make a random reply, from plain noise to one wrong byte."""
     data = bytearray(npy(layers[0]))
-    match int(rng.integers(9)):
+    # To fail is rare: who does that often is seldom asked.
+    match int(rng.integers(33)) // 4:
         case 0:
             return raw(rng.bytes(int(rng.integers(200))), layers)
         case 1:
@@ -165,7 +166,7 @@ def random_records(rng: np.random.Generator, layers: Layers) -> RecordDict:
 def test_thousands_of_random_replies(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("CRITICAL", "flwr")  # to format the log takes most of the time
     rng = np.random.default_rng(20230)
-    rounds = 2_000  # few nodes that failed are asked again in the next
+    rounds = 2_000
     found = attack(lambda partition, step, layers: scribbled(rng, layers), rounds)
     reasons = {
         key for metrics in found for key in metrics if key.startswith("excluded-")
