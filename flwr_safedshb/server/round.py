@@ -136,7 +136,7 @@ class Rounds(ResumableStrategy):
         due = step % self.checkpoint_every == 0
         if due and step > self._offset and self.checkpoint is not None:
             save(self.checkpoint, progress)
-        before = progress.train.get(step, MetricRecord())
+        before = progress.metrics(step)
         attendance = Attendance.from_metrics(before)
         cohort = self.participation.gather(
             grid,
@@ -222,7 +222,7 @@ class Rounds(ResumableStrategy):
         It is kept in the metrics, for momentums remember the rounds before.
         """
         step = progress.step
-        before = float(cast(float, progress.train.get(step, {}).get(NORM_BOUND, 0.0)))
+        before = cast(float, progress.metrics(step).get(NORM_BOUND, 0.0))
         if self.norm_bound is None or not num_nodes:
             return before or math.inf
         risk = 1 - Fraction(self.norm_bound.confidence)

@@ -273,7 +273,7 @@ class ResumableStrategy(FedAvg):
     def _evaluators(self, grid: Grid, number: int) -> list[int]:
         """Return all nodes, or none where too few can be counted on for an answer."""
         nodes = sorted(grid.get_node_ids())
-        metrics = self._progress.train.get(number, {}) if self._progress else {}
+        metrics = self._progress.metrics(number) if self._progress else {}
         usable, _ = Attendance.from_metrics(metrics).split(nodes)
         if len(usable) > 2 * self.num_malicious_nodes:
             return nodes
