@@ -182,6 +182,24 @@ def test_failures_give_no_place_that_chance_would_not() -> None:
         assert 150 < sum(node in nodes for nodes in drawn) < 250
 
 
+def test_drawn_nodes_that_answer_are_spared_where_too_few_of_them_are_drawn() -> None:
+    participation = SafeDSHB(SMEA(), 2, fraction_train=0.5).participation
+    rng = np.random.default_rng(0)
+    usable, returning = [*range(7)], [*range(7, 20)]
+    spared = 0
+    for _ in range(50):
+        cohort = participation._choose(usable, returning, 20, lambda: rng, 1, None)
+        answering = sum(node in usable for node in cohort.nodes)
+        if cohort.complete:
+            assert len(cohort.nodes) == 10
+            assert answering > 2 * cohort.num_malicious
+        else:
+            assert answering == 0
+            assert 0 < len(cohort.nodes) < 10
+            spared += 1
+    assert 0 < spared < 50
+
+
 def test_who_keeps_failing_is_seldom_drawn() -> None:
     def spoil(partition: int, step: int, layers: Layers) -> RecordDict:
         if partition >= 36:
