@@ -26,7 +26,7 @@ FORGIVEN_AFTER = 8
 # A node that keeps failing is asked at least once in 2**6 rounds.
 _MOST_DOUBLINGS = 6
 
-NODES = "failing-nodes"
+FAILING_NODES = "failing-nodes"
 FAILURES, ANSWERS, ASKED_AGAIN = (
     "failing-failures",
     "failing-answers",
@@ -77,7 +77,7 @@ class Attendance:
     @classmethod
     def from_metrics(cls, metrics: Mapping[str, object]) -> Attendance:
         """Return what the metrics of a round say, `Attendance()` if nothing."""
-        names = (NODES, FAILURES, ANSWERS, ASKED_AGAIN)
+        names = (FAILING_NODES, FAILURES, ANSWERS, ASKED_AGAIN)
         columns = [cast(Sequence[int], metrics.get(name, ())) for name in names]
         rows = zip(*columns, strict=False)
         return cls({node: FailingNode(*record) for node, *record in rows})
@@ -89,7 +89,7 @@ class Attendance:
         nodes = sorted(self.failing)
         records = [self.failing[node] for node in nodes]
         return {
-            NODES: nodes,
+            FAILING_NODES: nodes,
             FAILURES: [record.failures for record in records],
             ANSWERS: [record.answers for record in records],
             ASKED_AGAIN: [record.asked_again for record in records],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from logging import INFO, WARNING
@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 
 from flwr_safedshb.flower.compat import lacks_tls
 from flwr_safedshb.flower.grid import innermost, is_simulated
-from flwr_safedshb.server.attendance import Attendance
+from flwr_safedshb.server.attendance import FAILING_NODES, Attendance
 
 _POLL_SECONDS = 1.0
 _REMEDY = "start it with TLS and --enable-supernode-auth, and register the nodes' keys"
@@ -110,7 +110,7 @@ class Participation:
         self,
         grid: Grid,
         rng: Callable[[], np.random.Generator],
-        attendance: Attendance,
+        before: Mapping[str, object],
         number: int,
         num_rounds: int | None,
         first: bool,
@@ -127,8 +127,8 @@ class Participation:
         grid : Grid
         rng : callable
             Returns the generator of the draw.
-        attendance : Attendance
-            Which nodes failed so far.
+        before : mapping
+            The metrics of the round before, which say which nodes failed so far.
         number : int
             t, the number of the round, from 1 on.
         num_rounds : int or None
@@ -152,7 +152,10 @@ class Participation:
                 raise
             cohort = self._probe([], str(error))
         else:
-            usable, returning = attendance.split(nodes, None if first else number)
+            usable, returning = nodes, nodes[:0]
+            if FAILING_NODES in before:
+                attendance = Attendance.from_metrics(before)
+                usable, returning = attendance.split(nodes, None if first else number)
             try:
                 cohort = self._choose(
                     usable, returning, len(nodes), rng, number, num_rounds

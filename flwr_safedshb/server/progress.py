@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, MetricRecord
@@ -62,10 +62,6 @@ class Progress:
     def skipped_rounds(self) -> list[int]:
         """The rounds so far that took no step."""
         return [number for number, found in self.train.items() if found.get("skipped")]
-
-    def metrics(self, number: int) -> Mapping[str, object]:
-        """Return the metrics of training in a round; nothing before the first."""
-        return {**self.train[number]} if number in self.train else {}
 
     def evaluating(self, evaluate_fn: EvaluateFn, offset: int) -> EvaluateFn:
         """Return the function with round numbers that go on, and results that stay."""

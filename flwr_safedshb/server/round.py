@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from logging import WARNING
@@ -35,7 +35,7 @@ from flwr_safedshb.exchange.arrays import (
     descended,
 )
 from flwr_safedshb.flower.compat import refilled
-from flwr_safedshb.server.attendance import Attendance
+from flwr_safedshb.server.attendance import FAILING_NODES, Attendance
 from flwr_safedshb.server.checkpoint import save
 from flwr_safedshb.server.heterogeneity import estimates
 from flwr_safedshb.server.norm_bound import NormBound
@@ -87,10 +87,9 @@ class Round:
         No honest reply is longer; infinite where nothing is known.
     number : int
         The number of the round, from 1 on.
-    attendance : Attendance
-        Which nodes failed in the rounds before.
-    skipped_rounds : int
-        Rounds before this one without a step.
+    before : mapping
+        The metrics of the round before: which nodes failed, and how many rounds were
+        skipped.
     """
 
     arrays: ArrayRecord
@@ -105,8 +104,7 @@ class Round:
     states: bool = False
     norm_bound: float = math.inf
     number: int = 1
-    attendance: Attendance = field(default_factory=Attendance)
-    skipped_rounds: int = 0
+    before: Mapping[str, object] = field(default_factory=dict)
 
 
 class Rounds(ResumableStrategy):
@@ -136,12 +134,11 @@ class Rounds(ResumableStrategy):
         due = step % self.checkpoint_every == 0
         if due and step > self._offset and self.checkpoint is not None:
             save(self.checkpoint, progress)
-        before = progress.metrics(step)
-        attendance = Attendance.from_metrics(before)
+        before = {**progress.train.get(step, MetricRecord())}
         cohort = self.participation.gather(
             grid,
             lambda: self._rng(NODES, step),
-            attendance,
+            before,
             step + 1,
             self.num_rounds,
             first=step == self._offset,
@@ -188,10 +185,9 @@ class Rounds(ResumableStrategy):
             self.foreign_clients,
             self.local_steps,
             states,
-            self._reply_norm(progress, len(messages), rate),
+            self._reply_norm(progress, len(messages), rate, before),
             step + 1,
-            attendance,
-            cast(int, before.get(SKIPPED_ROUNDS, 0)),
+            before,
         )
         return messages
 
@@ -215,18 +211,21 @@ class Rounds(ResumableStrategy):
         return arrays, metrics
 
     def _reply_norm(
-        self, progress: Progress, num_nodes: int, learning_rate: float
+        self,
+        progress: Progress,
+        num_nodes: int,
+        learning_rate: float,
+        metrics: Mapping[str, object],
     ) -> float:
         """Return the bound on the norm of an honest reply; infinite if none is known.
 
         It is kept in the metrics, for momentums remember the rounds before.
         """
-        step = progress.step
-        before = cast(float, progress.metrics(step).get(NORM_BOUND, 0.0))
+        before = cast(float, metrics.get(NORM_BOUND, 0.0))
         if self.norm_bound is None or not num_nodes:
             return before or math.inf
         risk = 1 - Fraction(self.norm_bound.confidence)
-        risk = risk_in_round(risk, step + 1, self.num_rounds)
+        risk = risk_in_round(risk, progress.step + 1, self.num_rounds)
         weights = [array.numpy() for array in progress.arrays.values()]
         return self.norm_bound.reply_norm(
             self.norm_bound.gradient_norm(
@@ -308,9 +307,12 @@ def conclude(
             if arrays is None:
                 log(WARNING, "Round skipped: the step would leave the range of numbers")
     said = ((node, reply.records) for node, reply in screened.accepted)
-    attendance = sent.attendance.after_round(
-        sent.number, list(ids.values()), screened.failed
-    )
+    failing: dict[str, list[int]] = {}
+    if screened.failed or FAILING_NODES in sent.before:
+        attendance = Attendance.from_metrics(sent.before)
+        asked = [*ids.values()]
+        failing = attendance.after_round(sent.number, asked, screened.failed).metrics()
+    skipped_rounds = cast(int, sent.before.get(SKIPPED_ROUNDS, 0))
     return (
         arrays,
         {
@@ -319,14 +321,14 @@ def conclude(
             "ignored": screened.ignored,
             "num-malicious-nodes": f,
             "skipped": int(arrays is None),
-            SKIPPED_ROUNDS: sent.skipped_rounds + int(arrays is None),
+            SKIPPED_ROUNDS: skipped_rounds + int(arrays is None),
             **{f"excluded-{r}": n for r, n in sorted(screened.excluded.items())},
             **findings,
             **(statements(said) if sent.states else {}),
             "learning-rate": sent.learning_rate,
             "momentum": sent.momentum,
             **({NORM_BOUND: sent.norm_bound} if sent.norm_bound < math.inf else {}),
-            **attendance.metrics(),
+            **failing,
         },
     )
 

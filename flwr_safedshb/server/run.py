@@ -273,8 +273,8 @@ class ResumableStrategy(FedAvg):
     def _evaluators(self, grid: Grid, number: int) -> list[int]:
         """Return all nodes, or none where too few can be counted on for an answer."""
         nodes = sorted(grid.get_node_ids())
-        metrics = self._progress.metrics(number) if self._progress else {}
-        usable, _ = Attendance.from_metrics(metrics).split(nodes)
+        found = self._progress.train.get(number) if self._progress else None
+        usable, _ = Attendance.from_metrics(found or MetricRecord()).split(nodes)
         if len(usable) > 2 * self.num_malicious_nodes:
             return nodes
         log(WARNING, "Evaluation left out: only %d nodes answered before", len(usable))
