@@ -65,6 +65,7 @@ from .privacy.randomness.noise import (
 )
 from .server.classic import ClassicStrategy as ClassicStrategy
 from .server.checkpoint import load_checkpoint as load_checkpoint
+from .server.norm_bound import NormBound as NormBound
 from .server.strategy import SafeDSHB as SafeDSHB
 from .theory import heterogeneity as heterogeneity
 

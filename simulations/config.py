@@ -98,6 +98,7 @@ class _Config:
     server_learning_rate: float = MISSING
     momentum: float = MISSING
     weight_decay: float = MISSING
+    norm_confidence: float | None = None
     output: str = MISSING
     seed: int = MISSING
     evaluate_every: int = MISSING

@@ -6,7 +6,7 @@ An experiment is one string of Hydra overrides. What it makes is made once in a 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -29,8 +29,9 @@ from flwr_safedshb.privacy.randomness.noise import (
     SecureRandomness,
     SeededRandomness,
 )
+from flwr_safedshb.server.norm_bound import NormBound
 from flwr_safedshb.server.strategy import SafeDSHB
-from simulations.config import composed, resolved
+from simulations.config import SettingsError, composed, resolved
 from simulations.data import Examples, Federation, federated, fingerprint, flipped
 from simulations.data.own import load_own
 from simulations.models import build, loss_and_targets, loss_gradient
@@ -152,6 +153,7 @@ def strategy_of(overrides: str) -> SafeDSHB:
         momentum=rates.momentum,
         output=cfg.output,
         local_steps=cfg.local_steps,
+        norm_bound=norm_bound_of(cfg, federation(overrides).sizes),
         evaluate_every=cfg.private_evaluation.every,
         evaluate_max_loss=cfg.private_evaluation.max_loss,
         evaluate_per_class=cfg.private_evaluation.per_class,
@@ -162,6 +164,38 @@ def strategy_of(overrides: str) -> SafeDSHB:
         checkpoint=cfg.checkpoint,
         checkpoint_every=cfg.checkpoint_every,
         run_settings=identity(overrides),
+    )
+
+
+def norm_bound_of(cfg: DictConfig, sizes: Iterable[int]) -> NormBound | None:
+    """Return the bound on honest replies of nodes that hold so many examples, if any.
+
+    The plans of an experiment are public: every node composes them from its overrides.
+    """
+    if cfg.norm_confidence is None:
+        return None
+    own_noise = cfg.privacy.get("target_epsilon") is not None
+    if own_noise and cfg.engine.name == "deployment":
+        raise SettingsError(
+            f"norm_confidence={cfg.norm_confidence} needs noise that is public, and "
+            "with privacy.target_epsilon each node of a deployment has its own; leave "
+            "one of them out"
+        )
+    plans = [plans_of(cfg, size).training for size in {*sizes}]
+    if strange := {plan.sampling for plan in plans} - {"fixed", "whole", "poisson"}:
+        raise SettingsError(
+            f"norm_confidence={cfg.norm_confidence} needs batches whose size is known; "
+            f"privacy.plan.sampling={min(strange)} is none of fixed, whole, poisson"
+        )
+    return NormBound(
+        clip_norm=max(plan.clip_norm for plan in plans),
+        noise_std=max(plan.noise_std for plan in plans),
+        weight_decay=cfg.weight_decay,
+        poisson_batch_size=min(
+            (plan.batch_size for plan in plans if plan.sampling == "poisson"),
+            default=None,
+        ),
+        confidence=cfg.norm_confidence,
     )
 
 

@@ -10,7 +10,7 @@ checks are the same, and so are the results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from flwr.app import (
     ArrayRecord,
@@ -129,6 +129,9 @@ class ClassicStrategy(Strategy):
             f = self.strategy.num_malicious_nodes
             warn_of_strangers(behind, f, self.strategy.authenticated_nodes)
         self._first = False
+        if not messages:
+            # A server of the older kind does not aggregate a round without clients.
+            self._aggregate(server_round, ())
         return [
             (proxy, FitIns(_parameters(arrays), config))
             for proxy, arrays, config in self._sent(messages, client_manager)
@@ -141,14 +144,18 @@ class ClassicStrategy(Strategy):
         failures: Sequence[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         """Screen and aggregate what came, and take a step."""
-        replies = {proxy.cid: _momentum(result) for proxy, result in results}
-        arrays, metrics = self.strategy.aggregate_train(
-            server_round, self._replies(replies, failures)
-        )
+        contents = {proxy.cid: _momentum(result) for proxy, result in results}
+        metrics = self._aggregate(server_round, self._replies(contents, failures))
+        return _parameters(self._arrays), _scalars(metrics or {})
+
+    def _aggregate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        arrays, metrics = self.strategy.aggregate_train(server_round, replies)
         self._arrays = self._arrays if arrays is None else arrays
         if server_round == self._left:
             self._end()
-        return _parameters(self._arrays), _scalars(metrics or {})
+        return metrics
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager

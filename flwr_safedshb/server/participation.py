@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from logging import INFO, WARNING
@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 
 from flwr_safedshb.flower.compat import lacks_tls
 from flwr_safedshb.flower.grid import innermost, is_simulated
+from flwr_safedshb.server.attendance import FAILING_NODES, Attendance
 
 _POLL_SECONDS = 1.0
 _REMEDY = "start it with TLS and --enable-supernode-auth, and register the nodes' keys"
@@ -35,17 +36,22 @@ class Cohort:
     num_malicious : int
         A bound on the adversaries among them.
     confidence : float
-        The probability that the bound holds, over the draw of the nodes.
+        The probability that the bounds of all rounds of the run hold, over the draws of
+        the nodes.
+    complete : bool
+        Whether a step can come of the round. If not, only nodes that failed are asked,
+        to learn whether they are back.
     """
 
     nodes: list[int]
     num_malicious: int
     confidence: float
+    complete: bool = True
 
     def __str__(self) -> str:
         text = f"{len(self.nodes)} nodes, {self.num_malicious} or fewer adversarial"
         if self.confidence < 1.0:
-            text += f" (with probability {self.confidence:g} in this round)"
+            text += f" (in all rounds of the run with probability {self.confidence:g})"
         return text
 
 
@@ -58,13 +64,14 @@ class Participation:
     num_malicious_nodes : int
         f, among all nodes.
     fraction : float
-        Share of the available nodes, in (0, 1].
+        Share of the connected nodes, in (0, 1].
     min_train_nodes : int
         Least number of nodes in a round.
     min_available_nodes : int
         Least number of nodes to choose from, more than 2f.
     confidence : float
-        With which the adversaries among nodes chosen at random are bounded.
+        The probability that the bounds on the adversaries among nodes chosen at random
+        hold in all rounds of a run; see `risk_in_round`.
     node_timeout : float
         Seconds to wait for `min_available_nodes`.
     give_up_after : float
@@ -100,13 +107,34 @@ class Participation:
             raise ValueError(f"give_up_after={self.give_up_after} must be at least 0")
 
     def gather(
-        self, grid: Grid, rng: Callable[[], np.random.Generator], first: bool
+        self,
+        grid: Grid,
+        rng: Callable[[], np.random.Generator],
+        before: Mapping[str, object],
+        number: int,
+        num_rounds: int | None,
+        first: bool,
     ) -> Cohort:
         """Wait for nodes and choose those of a round, with `rng` where it must.
 
-        After the first round, where too few nodes are left or half of the chosen ones
-        or more may be adversarial, the cohort is empty: nodes that leave must not be
-        able to end a run.
+        Where no step can come of the round, because too few nodes are left that can be
+        counted on, or half of the chosen ones or more may be adversarial, only nodes
+        that failed before are asked: a round must not cost the others anything then,
+        and nodes that leave must not be able to end a run.
+
+        Parameters
+        ----------
+        grid : Grid
+        rng : callable
+            Returns the generator of the draw.
+        before : mapping
+            The metrics of the round before, which say which nodes failed so far.
+        number : int
+            t, the number of the round, from 1 on.
+        num_rounds : int or None
+            T; None where nobody knows it.
+        first : bool
+            Whether it is the first round since the run was started or resumed.
 
         Raises
         ------
@@ -114,50 +142,85 @@ class Participation:
             If too few nodes are there after `node_timeout` seconds, in the first round,
             or have been for `give_up_after` seconds.
         ValueError
-            If the first round of a run would have an empty cohort.
+            If half of the nodes of the first round or more may be adversarial.
         """
-        cohort = self._chosen(grid, rng, first)
-        if cohort.nodes:
-            self._last_cohort = time.monotonic()
-        elif time.monotonic() - self._last_cohort > self.give_up_after:
-            raise TimeoutError(
-                f"too few nodes have been connected for give_up_after="
-                f"{self.give_up_after:g} seconds; start SuperNodes, and resume from "
-                "the checkpoint"
-            )
-        log(INFO, "configure_train: %s", cohort)
-        return cohort
-
-    def _chosen(
-        self, grid: Grid, rng: Callable[[], np.random.Generator], first: bool
-    ) -> Cohort:
         least = max(self.min_available_nodes, self.min_train_nodes)
         try:
             nodes = wait_for_nodes(grid, least, self.node_timeout)
         except TimeoutError as error:
             if first:
                 raise
-            log(WARNING, "Round skipped: %s", error)
-            return Cohort([], self.num_malicious_nodes, 1.0)
-        size = max(int(len(nodes) * self.fraction), self.min_train_nodes)
+            cohort = self._probe([], str(error))
+        else:
+            usable, returning = nodes, nodes[:0]
+            if FAILING_NODES in before:
+                attendance = Attendance.from_metrics(before)
+                usable, returning = attendance.split(nodes, None if first else number)
+            try:
+                cohort = self._choose(
+                    usable, returning, len(nodes), rng, number, num_rounds
+                )
+            except ValueError as error:
+                if first:
+                    raise
+                cohort = self._probe(returning, str(error))
+        if cohort.complete:
+            self._last_cohort = time.monotonic()
+        elif time.monotonic() - self._last_cohort > self.give_up_after:
+            raise TimeoutError(
+                f"too few nodes have been connected and answering for give_up_after="
+                f"{self.give_up_after:g} seconds; start SuperNodes, see why nodes "
+                "fail, and resume from the checkpoint"
+            )
+        log(INFO, "configure_train: %s", cohort)
+        return cohort
+
+    def _choose(
+        self,
+        usable: list[int],
+        returning: list[int],
+        connected: int,
+        rng: Callable[[], np.random.Generator],
+        number: int,
+        num_rounds: int | None,
+    ) -> Cohort:
+        """Choose among the nodes that answer and those that may answer again."""
         f = self.num_malicious_nodes
+        if len(usable) <= 2 * f:
+            return self._probe(
+                returning,
+                f"{len(usable)} connected nodes answered when they were last asked, "
+                f"and more than 2f = {2 * f} are needed",
+            )
+        nodes = sorted([*usable, *returning])
+        size = max(int(connected * self.fraction), self.min_train_nodes)
         if size >= len(nodes):
             return Cohort(nodes, f, 1.0)
-        bound = malicious_bound(len(nodes), f, size, self.confidence)
+        risk = risk_in_round(1 - Fraction(self.confidence), number, num_rounds)
+        bound = malicious_bound(len(nodes), f, size, 1 - risk)
         if 2 * bound >= size:
-            problem = (
+            rounds = "an open number of" if num_rounds is None else num_rounds
+            raise ValueError(
                 f"fraction_train={self.fraction} chooses {size} of {len(nodes)} nodes; "
                 f"with num_malicious_nodes={f} up to {bound} of them may be "
-                f"adversarial (confidence {self.confidence:g}), and a rule needs a "
-                "majority of honest ones: raise fraction_train, or lower "
-                "num_malicious_nodes or participation_confidence"
+                f"adversarial in some round (confidence {self.confidence:g} over "
+                f"{rounds} rounds), and a rule needs a majority of honest ones: raise "
+                "fraction_train or min_train_nodes, or lower num_malicious_nodes or "
+                "participation_confidence"
             )
-            if first:
-                raise ValueError(problem)
-            log(WARNING, "Round skipped: %s", problem)
-            return Cohort([], f, 1.0)
         chosen = rng().choice(len(nodes), size, replace=False)
-        return Cohort(sorted(nodes[i] for i in chosen), bound, self.confidence)
+        drawn = sorted(nodes[i] for i in chosen)
+        back = sorted({*drawn}.intersection(returning))
+        if size - len(back) <= 2 * bound:
+            return self._probe(
+                back, f"{len(back)} of {size} drawn nodes failed when last asked"
+            )
+        return Cohort(drawn, bound, self.confidence)
+
+    def _probe(self, nodes: list[int], problem: str) -> Cohort:
+        """Ask nodes that failed alone, and spare the others a round without a step."""
+        log(WARNING, "No step can come of this round: %s", problem)
+        return Cohort(nodes, self.num_malicious_nodes, 1.0, complete=False)
 
 
 def wait_for_nodes(grid: Grid, least: int, timeout: float) -> list[int]:
@@ -179,8 +242,28 @@ def wait_for_nodes(grid: Grid, least: int, timeout: float) -> list[int]:
     return nodes
 
 
+def risk_in_round(risk: Fraction, number: int, num_rounds: int | None) -> Fraction:
+    """Return the part of a run's risk that one of its rounds may take.
+
+    The parts of all rounds sum to at most the whole, so by the union bound a statement
+    that fails with at most this probability in each round, whatever happened before,
+    fails in any round of the run with at most probability `risk`.
+
+    Parameters
+    ----------
+    risk : Fraction
+        1 - confidence, of the run.
+    number : int
+        t, the number of the round, from 1 on.
+    num_rounds : int or None
+        T. The part is risk / T; where T is not known it is risk / (t (t + 1)), and
+        these sum to the risk over all t.
+    """
+    return risk / (number * (number + 1) if num_rounds is None else num_rounds)
+
+
 def malicious_bound(
-    num_nodes: int, num_malicious: int, chosen: int, confidence: float
+    num_nodes: int, num_malicious: int, chosen: int, confidence: float | Fraction
 ) -> int:
     """Bound the adversaries among nodes that are chosen at random.
 

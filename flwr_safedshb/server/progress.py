@@ -58,6 +58,11 @@ class Progress:
         session = secrets.token_hex(8)
         return cls(session, seed, num_rounds, 0, arrays, settings=settings)
 
+    @property
+    def skipped_rounds(self) -> list[int]:
+        """The rounds so far that took no step."""
+        return [number for number, found in self.train.items() if found.get("skipped")]
+
     def evaluating(self, evaluate_fn: EvaluateFn, offset: int) -> EvaluateFn:
         """Return the function with round numbers that go on, and results that stay."""
 

@@ -6,10 +6,13 @@ round, screen what came, find how many adversaries may be left, aggregate, take 
 
 from __future__ import annotations
 
+import math
 import secrets
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
 from logging import WARNING
+from typing import cast
 
 import numpy as np
 from flwr.app import (
@@ -32,15 +35,19 @@ from flwr_safedshb.exchange.arrays import (
     descended,
 )
 from flwr_safedshb.flower.compat import refilled
+from flwr_safedshb.server.attendance import FAILING_NODES, Attendance
 from flwr_safedshb.server.checkpoint import save
 from flwr_safedshb.server.heterogeneity import estimates
+from flwr_safedshb.server.norm_bound import NormBound
 from flwr_safedshb.server.output import add_to_mean
+from flwr_safedshb.server.participation import risk_in_round
 from flwr_safedshb.server.progress import Progress
 from flwr_safedshb.server.run import NODES, ResumableStrategy
 from flwr_safedshb.server.schedules import noise_left
 from flwr_safedshb.server.screening import (
     ForeignClientsError,
     Screened,
+    norm,
     refuse_total_failure,
     screen_all,
 )
@@ -49,6 +56,8 @@ from flwr_safedshb.server.statements import statements
 from flwr_safedshb.theory import kappa_spectral
 
 Metrics = dict[str, int | float | list[int] | list[float]]
+# The bound on the norm of an honest reply, and the rounds so far without a step.
+NORM_BOUND, SKIPPED_ROUNDS = "norm-bound", "skipped-rounds"
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,13 @@ class Round:
         K, how many steps a momentum is the mean of.
     states : bool
         Whether nodes were asked what the run costs them.
+    norm_bound : float
+        No honest reply is longer; infinite where nothing is known.
+    number : int
+        The number of the round, from 1 on.
+    before : mapping
+        The metrics of the round before: which nodes failed, and how many rounds were
+        skipped.
     """
 
     arrays: ArrayRecord
@@ -86,6 +102,9 @@ class Round:
     foreign_clients: bool = False
     local_steps: int = 1
     states: bool = False
+    norm_bound: float = math.inf
+    number: int = 1
+    before: Mapping[str, object] = field(default_factory=dict)
 
 
 class Rounds(ResumableStrategy):
@@ -93,6 +112,7 @@ class Rounds(ResumableStrategy):
 
     aggregation: Rule
     noise_std: float | None
+    norm_bound: NormBound | None
     foreign_clients: bool
     checkpoint_every: int
     _round: Round | None = None
@@ -114,8 +134,14 @@ class Rounds(ResumableStrategy):
         due = step % self.checkpoint_every == 0
         if due and step > self._offset and self.checkpoint is not None:
             save(self.checkpoint, progress)
+        before = {**progress.train.get(step, MetricRecord())}
         cohort = self.participation.gather(
-            grid, lambda: self._rng(NODES, step), first=step == self._offset
+            grid,
+            lambda: self._rng(NODES, step),
+            before,
+            step + 1,
+            self.num_rounds,
+            first=step == self._offset,
         )
         if step == self._offset:
             warn_of_idle_settings(config)
@@ -159,6 +185,9 @@ class Rounds(ResumableStrategy):
             self.foreign_clients,
             self.local_steps,
             states,
+            self._reply_norm(progress, len(messages), rate, before),
+            step + 1,
+            before,
         )
         return messages
 
@@ -180,6 +209,34 @@ class Rounds(ResumableStrategy):
             add_to_mean(progress)
         progress.train[progress.step] = metrics
         return arrays, metrics
+
+    def _reply_norm(
+        self,
+        progress: Progress,
+        num_nodes: int,
+        learning_rate: float,
+        metrics: Mapping[str, object],
+    ) -> float:
+        """Return the bound on the norm of an honest reply; infinite if none is known.
+
+        It is kept in the metrics, for momentums remember the rounds before.
+        """
+        before = cast(float, metrics.get(NORM_BOUND, 0.0))
+        if self.norm_bound is None or not num_nodes:
+            return before or math.inf
+        risk = 1 - Fraction(self.norm_bound.confidence)
+        risk = risk_in_round(risk, progress.step + 1, self.num_rounds)
+        weights = [array.numpy() for array in progress.arrays.values()]
+        return self.norm_bound.reply_norm(
+            self.norm_bound.gradient_norm(
+                sum(layer.size for layer in weights),
+                risk / (num_nodes * self.local_steps),
+            ),
+            before,
+            norm(weights),
+            learning_rate,
+            self.local_steps,
+        )
 
     def _noise_in_momentum(self, step: int) -> float | None:
         """Return the noise in the momentum of a node that took every step so far."""
@@ -204,7 +261,10 @@ def conclude(
         theta_{t+1}; None if the round is skipped and theta_t stays.
     metrics : dict
         ``replies`` (n'), ``excluded`` and ``excluded-<reason>``, ``ignored``,
-        ``num-malicious-nodes`` (f'), ``skipped``, ``learning-rate``, ``momentum``; and
+        ``num-malicious-nodes`` (f'), ``skipped``, ``skipped-rounds`` (so far),
+        ``learning-rate``, ``momentum``, ``norm-bound`` where one is known,
+        ``failing-nodes`` with their failures, answers in a row since and the round in
+        which they are asked again; and
         where the rule tells them ``kappa``, certified for this very answer where the
         rule does that, ``kappa-spectral`` (of a rule proven in the variance sense),
         ``kappa-paper`` (the constant that the paper states), ``lambda-max`` and
@@ -219,7 +279,9 @@ def conclude(
         If more clients than can be adversaries send vectors that are no momentums.
     """
     ids = {m.metadata.message_id: m.metadata.dst_node_id for m in sent.messages}
-    screened = screen_all(sent.template, ids, replies, sent.foreign_clients)
+    screened = screen_all(
+        sent.template, ids, replies, sent.foreign_clients, sent.norm_bound
+    )
     if (strange := screened.excluded["unmarked"]) > sent.num_malicious:
         raise ForeignClientsError(strange, sent.num_malicious)
     f = _remaining(sent.num_malicious, screened)
@@ -245,6 +307,12 @@ def conclude(
             if arrays is None:
                 log(WARNING, "Round skipped: the step would leave the range of numbers")
     said = ((node, reply.records) for node, reply in screened.accepted)
+    failing: dict[str, list[int]] = {}
+    if screened.failed or FAILING_NODES in sent.before:
+        attendance = Attendance.from_metrics(sent.before)
+        asked = [*ids.values()]
+        failing = attendance.after_round(sent.number, asked, screened.failed).metrics()
+    skipped_rounds = cast(int, sent.before.get(SKIPPED_ROUNDS, 0))
     return (
         arrays,
         {
@@ -253,11 +321,14 @@ def conclude(
             "ignored": screened.ignored,
             "num-malicious-nodes": f,
             "skipped": int(arrays is None),
+            SKIPPED_ROUNDS: skipped_rounds + int(arrays is None),
             **{f"excluded-{r}": n for r, n in sorted(screened.excluded.items())},
             **findings,
             **(statements(said) if sent.states else {}),
             "learning-rate": sent.learning_rate,
             "momentum": sent.momentum,
+            **({NORM_BOUND: sent.norm_bound} if sent.norm_bound < math.inf else {}),
+            **failing,
         },
     )
 

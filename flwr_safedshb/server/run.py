@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from logging import INFO
+from dataclasses import dataclass, field
+from logging import INFO, WARNING
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from flwr_safedshb.exchange.arrays import Template
 from flwr_safedshb.flower.grid import CarefulGrid, SimulatedGrid
+from flwr_safedshb.server.attendance import Attendance
 from flwr_safedshb.server.checkpoint import past_of, save
 from flwr_safedshb.server.evaluation import (
     chosen,
@@ -35,7 +37,7 @@ from flwr_safedshb.server.evaluation import (
 from flwr_safedshb.server.output import Output, returned
 from flwr_safedshb.server.participation import Participation, warn_of_strangers
 from flwr_safedshb.server.private_evaluation import PrivateEvaluations, concluded
-from flwr_safedshb.server.progress import EvaluateFn, Progress
+from flwr_safedshb.server.progress import EvaluateFn, History, Progress
 from flwr_safedshb.server.schedules import Schedule, rates_at
 from flwr_safedshb.server.settings import check_initial, settings_of
 from flwr_safedshb.server.statements import log_privacy
@@ -48,6 +50,42 @@ _LEEWAY_SECONDS = 10.0
 
 # Of a round and its metrics: whether the run has done its work.
 StopWhen = Callable[[int, Mapping[str, object]], bool]
+
+
+class NothingTrainedError(RuntimeError):
+    """A run has ended, and none of its rounds took a step.
+
+    Attributes
+    ----------
+    metrics : dict of int to MetricRecord
+        Those of the rounds.
+    """
+
+    def __init__(self, metrics: History) -> None:
+        super().__init__(
+            f"nothing was trained: all rounds, {len(metrics)} in number, were skipped; "
+            "the log says why, and failing-nodes in the metrics names the nodes that "
+            "failed: repair them, or add others, and start a new run"
+        )
+        self.metrics = metrics
+
+
+@dataclass(repr=False)
+class RunResult(Result):
+    """What `SafeDSHB.start` returns: Flower's `Result`, and what was not trained.
+
+    Attributes
+    ----------
+    skipped_rounds : list of int
+        The rounds that took no step.
+    """
+
+    skipped_rounds: list[int] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        """Return Flower's text, with the skipped rounds in the end."""
+        skipped, rounds = len(self.skipped_rounds), len(self.train_metrics_clientapp)
+        return f"{super().__repr__()}\n{skipped} of {rounds} rounds skipped\n"
 
 
 class StopRun(Exception):  # noqa: N818  # it is none
@@ -70,6 +108,9 @@ class ResumableStrategy(FedAvg):
     stop_when: StopWhen | None
 
     # Of the running run.
+    # T, all rounds of the run with those done before; None where nobody said, as when
+    # a server of the older kind asks for one round after another.
+    num_rounds: int | None = None
     _seeded: bool
     _rates: list[tuple[float, float]]
     _progress: Progress | None = None
@@ -87,11 +128,17 @@ class ResumableStrategy(FedAvg):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
-    ) -> Result:
+    ) -> RunResult:
         """Run T = `num_rounds` rounds of Algorithm 1, or those still to do.
 
-        Arguments and result are those of every Flower strategy. The round numbers of a
-        resumed run go on where they were.
+        Arguments and result are those of every Flower strategy; the result says, too,
+        which rounds were skipped. The round numbers of a resumed run go on where they
+        were.
+
+        Raises
+        ------
+        NothingTrainedError
+            If all rounds of the run were skipped.
         """
         if self.num_malicious_nodes > 0:
             warn_of_strangers(grid, self.num_malicious_nodes, self.authenticated_nodes)
@@ -108,11 +155,12 @@ class ResumableStrategy(FedAvg):
                 evaluate_config,
                 evaluate_fn and progress.evaluating(evaluate_fn, self._offset),
             )
-        return Result(
+        return RunResult(
             self.finish(progress),
             progress.train,
             progress.evaluate_clientapp,
             progress.evaluate_serverapp,
+            progress.skipped_rounds,
         )
 
     def initialize_parameters(self, client_manager: object) -> None:
@@ -144,15 +192,28 @@ class ResumableStrategy(FedAvg):
         if progress is None:
             progress = Progress.fresh(self.seed, num_rounds, initial_arrays, settings)
         self._begin(progress)
+        self.num_rounds = num_rounds
         # A busy node must not spend budget on a round that is long over.
         self._ttl = timeout + _LEEWAY_SECONDS
         return progress
 
     def finish(self, progress: Progress) -> ArrayRecord:
-        """Save a run that has ended, say what it cost, and return its model."""
+        """Save a run that has ended, say what it cost, and return its model.
+
+        Raises
+        ------
+        NothingTrainedError
+            If all of its rounds were skipped.
+        """
         if self.checkpoint is not None:
             save(self.checkpoint, progress)
         log_privacy(progress.train.get(progress.step, {}))
+        rounds, skipped = len(progress.train), len(progress.skipped_rounds)
+        if skipped:
+            told = "%d of %d rounds were skipped, and took no step"
+            log(WARNING, told, skipped, rounds)
+            if skipped == rounds:
+                raise NothingTrainedError(progress.train)
         return returned(progress, self.output)
 
     @property
@@ -183,7 +244,7 @@ class ResumableStrategy(FedAvg):
         if self.evaluations is not None and self._progress is not None:
             # Each answer costs budget, so that all of them are worth having.
             if self.evaluations.is_due(number, self._progress.num_rounds):
-                nodes = sorted(grid.get_node_ids())
+                nodes = self._evaluators(grid, number)
             asked = self.evaluations.config(number, self._progress.session)
             if number == self._progress.num_rounds:
                 arrays = returned(self._progress, self.output)
@@ -208,6 +269,16 @@ class ResumableStrategy(FedAvg):
             for node in nodes
         ]
         return self._evaluating
+
+    def _evaluators(self, grid: Grid, number: int) -> list[int]:
+        """Return all nodes, or none where too few can be counted on for an answer."""
+        nodes = sorted(grid.get_node_ids())
+        found = self._progress.train.get(number) if self._progress else None
+        usable, _ = Attendance.from_metrics(found or MetricRecord()).split(nodes)
+        if len(usable) > 2 * self.num_malicious_nodes:
+            return nodes
+        log(WARNING, "Evaluation left out: only %d nodes answered before", len(usable))
+        return []
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

@@ -8,6 +8,7 @@ Weights and metrics that a client reports are not read. No reply makes this rais
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ Reason = Literal[
     "wrong-shape",
     "not-finite",
     "unmarked",
+    "too-long",
 ]
 
 # Honest clients can be slow or fail; everything else they never send.
@@ -101,12 +103,15 @@ class Screened:
     ----------
     proven : int
         How many were such as only an adversary sends.
+    failed : set of int
+        The nodes that sent nothing, or an error.
     """
 
     accepted: list[tuple[int, Accepted]]
     excluded: Counter[Reason]
     proven: int
     ignored: int
+    failed: set[int]
 
 
 def screen_all(
@@ -114,10 +119,12 @@ def screen_all(
     sent: Mapping[str, int],
     replies: Iterable[Message],
     foreign: bool = False,
+    norm_bound: float = math.inf,
 ) -> Screened:
     """Screen the replies to messages whose ids and nodes are `sent`.
 
-    Those of a client that is not ours pass only if `foreign` clients are expected.
+    Those of a client that is not ours pass only if `foreign` clients are expected, and
+    those longer than `norm_bound`, which no honest reply is, never.
 
     What passes is ordered by content: node ids and the order of arrival are accidents
     of an engine, and rounding in a sum depends on its order.
@@ -126,6 +133,7 @@ def screen_all(
     accepted: list[tuple[int, Accepted]] = []
     excluded: Counter[Reason] = Counter()
     ignored = 0
+    failed: set[int] = set()
     for reply in replies:
         name = reply.metadata.reply_to_message_id
         node = waiting.get(name)
@@ -134,18 +142,21 @@ def screen_all(
             ignored += 1
             continue
         del waiting[name]
-        result = screen(template, reply, foreign)
+        result = screen(template, reply, foreign, norm_bound)
         if isinstance(result, Accepted):
             accepted.append((node, result))
             continue
         excluded[result.reason] += 1
+        if not result.is_proof:
+            failed.add(node)
         log(INFO, "\t> Node %d is excluded: %s%s", node, result.reason, _told(reply))
     if waiting:
         excluded["missing"] = len(waiting)
+        failed.update(waiting.values())
         log(INFO, "\t> No reply from %s", ", ".join(map(str, waiting.values())))
     accepted.sort(key=lambda pair: pair[1].encoded)
     proven = sum(n for reason, n in excluded.items() if Excluded(reason).is_proof)
-    return Screened(accepted, excluded, proven, ignored)
+    return Screened(accepted, excluded, proven, ignored, failed)
 
 
 def refuse_total_failure(metrics: Mapping[str, object], num_malicious: int) -> None:
@@ -171,16 +182,21 @@ def refuse_total_failure(metrics: Mapping[str, object], num_malicious: int) -> N
 
 
 def screen(
-    template: Template, reply: Message, foreign: bool = False
+    template: Template,
+    reply: Message,
+    foreign: bool = False,
+    norm_bound: float = math.inf,
 ) -> Accepted | Excluded:
     """Return the layers of a reply, or the reason why it is excluded."""
     try:
-        return _screened(template, reply, foreign)
+        return _screened(template, reply, foreign, norm_bound)
     except Exception:  # whatever a reply may hold, it is the client's fault alone
         return Excluded("malformed")
 
 
-def _screened(template: Template, reply: Message, foreign: bool) -> Accepted | Excluded:
+def _screened(
+    template: Template, reply: Message, foreign: bool, norm_bound: float
+) -> Accepted | Excluded:
     if reply.has_error():
         return Excluded("error")
     records = list(reply.content.values())
@@ -202,7 +218,14 @@ def _screened(template: Template, reply: Message, foreign: bool) -> Accepted | E
         return Excluded("not-finite")
     if not foreign and not any(MARK in record for record in records):
         return Excluded("unmarked")
+    if norm_bound < math.inf and norm(layers) > norm_bound:
+        return Excluded("too-long")
     return Accepted(layers, encoded, records)
+
+
+def norm(layers: Iterable[NDArray[np.floating]]) -> float:
+    """Return the L2 norm of all layers as one vector, computed in float64."""
+    return math.hypot(*(np.linalg.norm(x.astype(np.float64)) for x in layers))
 
 
 def _count(records: Sequence[object], kind: type) -> int:

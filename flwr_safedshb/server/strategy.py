@@ -14,6 +14,7 @@ from pathlib import Path
 
 from flwr_safedshb.aggregation.rule import Rule
 from flwr_safedshb.server.evaluation import least_evaluators
+from flwr_safedshb.server.norm_bound import NormBound
 from flwr_safedshb.server.output import Output, check_output
 from flwr_safedshb.server.participation import Participation
 from flwr_safedshb.server.private_evaluation import private_evaluations
@@ -57,10 +58,15 @@ class SafeDSHB(Rounds):
         sigma_DP of the clients' plan (`PrivacyPlan.noise_std`), where it is public: the
         metrics of a round then hold estimates of how far honest clients differ. Nothing
         else depends on it.
+    norm_bound : NormBound, optional
+        The largest clip and noise of the clients' plans, where they are public: a reply
+        that is longer than any honest one can be then proves an adversary, and is
+        excluded.
     fraction_train : float
-        Share of the nodes in a round. Below 1 the adversaries among them are bounded
-        with `participation_confidence`, round by round, and a share that may have no
-        honest majority is refused.
+        Share of the nodes in a round. Below 1 the adversaries among them are bounded,
+        so that the bounds of all rounds of the run hold with probability
+        `participation_confidence`; a share that may have no honest majority is refused.
+        A run that is given more rounds after its end may fail as often once more.
     fraction_evaluate : float
         Share of the nodes, drawn in each round, that evaluate the model on their own
         data; the medians of what they report are known. That is outside the privacy
@@ -112,6 +118,7 @@ class SafeDSHB(Rounds):
         evaluate_max_loss: float = 4.0,
         evaluate_per_class: bool = False,
         noise_std: float | None = None,
+        norm_bound: NormBound | None = None,
         fraction_train: float = 1.0,
         fraction_evaluate: float = 0.0,
         min_train_nodes: int | None = None,
@@ -170,6 +177,7 @@ class SafeDSHB(Rounds):
         self.evaluate_max_loss = evaluate_max_loss
         self.evaluate_per_class = evaluate_per_class
         self.noise_std = noise_std
+        self.norm_bound = norm_bound
         self.authenticated_nodes = authenticated_nodes
         self.foreign_clients = foreign_clients
         self.seed = secrets.randbits(63) if seed is None else seed

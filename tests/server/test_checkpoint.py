@@ -17,6 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.server import checkpoint
+from flwr_safedshb.server.norm_bound import NormBound
 from flwr_safedshb.server.progress import Progress
 from flwr_safedshb.server.strategy import SafeDSHB
 from tests.federation import federation, flat, model
@@ -173,6 +174,7 @@ def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
 # resumed with any.
 OTHERS: dict[str, object] = {
     "noise_std": 0.5,
+    "norm_bound": NormBound(100.0, 0.5),
     "aggregation": SMEA(max_nodes=7),
     "num_malicious_nodes": 0,
     "server_learning_rate": lambda step: 1.0 if step == 3 else 1.0 / (1 + step),

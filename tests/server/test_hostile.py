@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.grids.in_process import InProcessGrid
+from flwr_safedshb.server.run import NothingTrainedError
 from flwr_safedshb.server.strategy import SafeDSHB
 from flwr_safedshb.theory import kappa_smea
 from tests.federation import SHAPES, federation, flat, layers, model, vectors
@@ -37,7 +38,9 @@ def check_bound(
     replies, f = metrics["replies"], metrics["num-malicious-nodes"]
     assert isinstance(replies, int)
     assert isinstance(f, int)
-    assert metrics["excluded"] == N - replies
+    unasked = N - replies - metrics["excluded"]  # type: ignore[operator]
+    # Honest nodes are left out, too, where no step can come of the round.
+    assert 0 <= unasked <= (N if metrics["skipped"] else F)
     if metrics["skipped"]:
         assert replies <= 2 * f
         assert before == after
@@ -110,7 +113,8 @@ def test_different_kinds_at_once() -> None:
 def scribbled(rng: np.random.Generator, layers: Layers) -> RecordDict:
     """Make a random reply, from plain noise to one wrong byte."""
     data = bytearray(npy(layers[0]))
-    match int(rng.integers(9)):
+    # To fail is rare: who does that often is seldom asked.
+    match int(rng.integers(33)) // 4:
         case 0:
             return raw(rng.bytes(int(rng.integers(200))), layers)
         case 1:
@@ -162,7 +166,7 @@ def random_records(rng: np.random.Generator, layers: Layers) -> RecordDict:
 def test_thousands_of_random_replies(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("CRITICAL", "flwr")  # to format the log takes most of the time
     rng = np.random.default_rng(20230)
-    rounds = 2_000 // F + 1
+    rounds = 2_000
     found = attack(lambda partition, step, layers: scribbled(rng, layers), rounds)
     reasons = {
         key for metrics in found for key in metrics if key.startswith("excluded-")
@@ -199,8 +203,9 @@ def test_wrong_objects_in_process_and_errors_with_any_text() -> None:
 
     app = ClientApp()
     app.train()(wild)
-    result = SafeDSHB(SMEA(), F).start(InProcessGrid(app, N), model(), 1)
-    metrics = result.train_metrics_clientapp[1]
+    with pytest.raises(NothingTrainedError) as raised:
+        SafeDSHB(SMEA(), F).start(InProcessGrid(app, N), model(), 1)
+    metrics = raised.value.metrics[1]
     assert metrics["replies"] == 4
     assert metrics["excluded-error"] >= 1  # type: ignore[operator]
 

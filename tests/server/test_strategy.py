@@ -25,6 +25,7 @@ from flwr_safedshb.aggregation.rule import Clients
 from flwr_safedshb.flower.grid import CarefulGrid, WrappedGrid
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.server.participation import malicious_bound
+from flwr_safedshb.server.run import NothingTrainedError
 from flwr_safedshb.server.strategy import SafeDSHB
 from tests.federation import (
     Spoil,
@@ -164,10 +165,17 @@ def test_content_lowers_f_and_failure_does_not() -> None:
 def test_too_few_replies_skip_the_round(rule: Rule, failed: int, skipped: int) -> None:
     # 7 nodes, f = 2: n' must stay above 4.
     bad = dict.fromkeys(range(failed), raises)
-    result = SafeDSHB(rule, 2).start(federation(7, spoiled(bad)), model(), 2)
-    assert result.train_metrics_clientapp[2]["skipped"] == skipped
-    assert result.train_metrics_clientapp[2]["num-malicious-nodes"] == 2
-    assert (flat(result.arrays) == 0).all() == bool(skipped)
+    strategy = SafeDSHB(rule, 2)
+    if skipped:
+        with pytest.raises(NothingTrainedError) as raised:
+            strategy.start(federation(7, spoiled(bad)), model(), 2)
+        metrics = raised.value.metrics
+    else:
+        result = strategy.start(federation(7, spoiled(bad)), model(), 2)
+        metrics = result.train_metrics_clientapp
+        assert (flat(result.arrays) != 0).any()
+    assert metrics[1]["skipped"] == metrics[2]["skipped"] == skipped
+    assert metrics[2]["num-malicious-nodes"] == 2
 
 
 def test_more_proofs_than_f_do_not_raise() -> None:
@@ -182,15 +190,16 @@ def test_a_rule_that_refuses_or_a_step_out_of_range_skips_the_round() -> None:
         def aggregate(self, *_: object) -> tuple[list[NDArray[np.floating]], None]:
             raise ValueError("needs n > 2f + 2")
 
-    result = SafeDSHB(Refuses(), 1).start(federation(3), model(), 1)
-    assert result.train_metrics_clientapp[1]["skipped"] == 1
+    with pytest.raises(NothingTrainedError):
+        SafeDSHB(Refuses(), 1).start(federation(3), model(), 1)
 
     def huge(partition: int, step: int, layers: Layers) -> RecordDict:
-        return record([np.full_like(layer, 3e38) for layer in layers])
+        size = 1.0 if step == 0 else 3e38
+        return record([np.full_like(layer, size) for layer in layers])
 
-    result = SafeDSHB(server_learning_rate=10.0).start(federation(2, huge), model(), 1)
-    assert result.train_metrics_clientapp[1]["skipped"] == 1
-    assert (flat(result.arrays) == 0).all()
+    result = SafeDSHB(server_learning_rate=10.0).start(federation(2, huge), model(), 2)
+    assert result.skipped_rounds == [2]
+    assert (flat(result.arrays) == -10).all()
 
 
 def test_the_order_and_the_names_of_nodes_change_no_bit() -> None:

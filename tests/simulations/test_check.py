@@ -58,6 +58,8 @@ BAD = {
     "momentum=nan": "momentum=nan",
     "weight_decay=-1": "weight_decay=-1.0",
     "weight_decay=inf": "weight_decay=inf",
+    "norm_confidence=1": r"confidence=1 must lie in \(0, 1\)",
+    "norm_confidence=0.9 engine=deployment privacy=hospitals": "0.9 needs noise that",
     "output=first": "output='first'",
     "evaluate_every=0": "evaluate_every=0",
     "checkpoint_every=0": "checkpoint_every=0",

@@ -8,8 +8,10 @@ import pytest
 from flwr_safedshb.attacks import Zero
 from flwr_safedshb.privacy.accounting.accountant import epsilon
 from flwr_safedshb.privacy.ledger.ledger import Ledger
+from flwr_safedshb.server.norm_bound import NormBound
 from simulations.config import composed
-from simulations.experiment import share
+from simulations.engines import run
+from simulations.experiment import norm_bound_of, share
 from simulations.plans import plans_of, spent, warn_of_small_nodes
 from simulations.sleeper import Sleeper
 
@@ -49,6 +51,26 @@ def test_clients_are_made_with_their_own_plan() -> None:
     cfg = composed(text)
     expected = [plans_of(cfg, m).training for m in (40, 400)]
     assert [share(text, i).plan for i in (0, 1)] == expected
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_the_norm_bound_is_that_of_the_largest_figures(sampling: str) -> None:
+    text = "privacy.target_epsilon=3 steps=20 norm_confidence=0.99 weight_decay=0.25"
+    cfg = composed(f"{text} privacy.plan.sampling={sampling}")
+    found = norm_bound_of(cfg, (40, 400))
+    smallest = plans_of(cfg, 40).training
+    b = smallest.batch_size if sampling == "poisson" else None
+    assert found == NormBound(smallest.clip_norm, smallest.noise_std, 0.25, b, 0.99)
+    assert norm_bound_of(composed("privacy=moderate"), (40, 400)) is None
+
+
+@pytest.mark.federation
+def test_a_simulation_excludes_what_no_honest_node_sends() -> None:
+    small = "steps=4 data.num_examples=800 aggregation=average norm_confidence=0.999"
+    progress = run([*f"{small} attack=huge-norm engine=batched".split()])
+    for metrics in progress.train.values():
+        assert metrics["excluded-too-long"] == 3
+        assert (metrics["replies"], metrics["num-malicious-nodes"]) == (4, 0)
 
 
 @pytest.mark.parametrize("held_out", [0.0, 0.2])

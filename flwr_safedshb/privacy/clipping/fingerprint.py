@@ -55,6 +55,8 @@ class _Pickler(pickle.Pickler):
 
     def __init__(self, file: io.BytesIO, model: nn.Module) -> None:
         super().__init__(file)
+        # Without a memo: whether equal strings are one object must not matter.
+        self.fast = True
         self.kept: list[object] = []
         self._variables = {id(t) for t in (*model.parameters(), *model.buffers())}
         self._tensors: dict[int, int] = {}
