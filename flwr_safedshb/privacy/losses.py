@@ -79,7 +79,9 @@ class PerExampleLoss:
         loss = self._loss
         if isinstance(loss, nn.Module):
             return [*loss.modules()]
-        plain = isinstance(loss, FunctionType | MethodType | BuiltinFunctionType)
+        plain = isinstance(
+            loss, FunctionType | MethodType | BuiltinFunctionType | functools.partial
+        )
         return [] if plain or not hasattr(loss, "__dict__") else [loss]
 
     def parameters(self) -> list[nn.Parameter]:

@@ -132,10 +132,9 @@ def test_the_charge_comes_before_the_data(tmp_path: Path) -> None:
 
     make(node(tmp_path))  # which opens the ledger
     examples = Watching()
-    client = make(node(tmp_path), dataset=examples)
+    client = make(node(tmp_path), dataset=examples, like=(torch.ones(3), 1.0))
     momentum, _, _ = client.fit([*THETA], {"step": 0, "momentum": 0.5})
-    # Before, only for the shape of an example; and there is an answer all the same.
-    assert examples.charged == [0] * 3 + [1] * PLAN.batch_size
+    assert examples.charged == [1] * PLAN.batch_size
     assert any(layer.any() for layer in momentum)
     assert len(ledger(tmp_path).charges()) == 1
 
@@ -356,7 +355,8 @@ def test_what_reaches_the_server_says_nothing_about_the_data(
 
     def exploding(context: Context) -> SafeDSHBClient:
         context.node_config.update(node(tmp_path).node_config)
-        return make(context, seed, dataset=Explodes())
+        like = torch.ones(3), 1.0
+        return make(context, seed, dataset=Explodes(), like=like)
 
     app = client_app(exploding)
     if legacy:

@@ -168,7 +168,8 @@ class OneByOne(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 def test_data_that_are_read_one_by_one_pay_for_both(tmp_path: Path) -> None:
     data = OneByOne()
-    client = make(node(tmp_path), HELD_OUT, dataset=data, randomness=None, noise=5)
+    settings = {"randomness": None, "noise": 5, "like": (INPUTS[0], LABELS[0])}
+    client = make(node(tmp_path), HELD_OUT, dataset=data, **settings)
     assert client.plan.part == "all"
     assert private_answer(client, RIGHT, ASKED)["num-examples"] == HELD_OUT
     told = private_answer(seeded(dataset=OneByOne()), RIGHT, ASKED)

@@ -91,19 +91,18 @@ def test_clients_do_go_through_the_model_at_once(
     monkeypatch: pytest.MonkeyPatch, sampling: Sampling
 ) -> None:
     sizes = []
-    grouped = ClippedGradients.grouped
+    consume = ClippedGradients.consume
 
     def count(
         self: ClippedGradients,
-        inputs: torch.Tensor,
-        targets: torch.Tensor,
-        n: int,
+        batch: tuple[torch.Tensor, torch.Tensor],
+        groups: int = 1,
         usable: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        sizes.append(n)
-        return grouped(self, inputs, targets, n, usable)
+        sizes.append(groups)
+        return consume(self, batch, groups, usable)
 
-    monkeypatch.setattr(ClippedGradients, "grouped", count)
+    monkeypatch.setattr(ClippedGradients, "consume", count)
     model = nn.Linear(5, 1)
     train(BatchedGrid(make_app(model, sampling), N), model)
     assert sizes == [N] * STEPS

@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from threading import Lock
 from typing import cast
 
 import torch
@@ -50,6 +51,7 @@ _SEED = 20
 _LONG = 100
 # Models that were checked: several, because a process may simulate several clients.
 _MOST_KNOWN = 8
+_one_check = Lock()
 _known_passes: dict[tuple[Fingerprint, Spec, torch.dtype], Pass] = {}
 
 
@@ -152,11 +154,13 @@ def best_pass(
     if built is None:
         return _find_pass(model, loss, like, dtype)
     key = built, kind, dtype
-    if key not in _known_passes:
-        _known_passes[key] = _find_pass(model, loss, like, dtype)
+    with _one_check:
+        if key not in _known_passes:
+            _known_passes[key] = _find_pass(model, loss, like, dtype)
+        found = _known_passes[key]
         if len(_known_passes) > _MOST_KNOWN:
             del _known_passes[next(iter(_known_passes))]
-    return _known_passes[key]
+    return found
 
 
 def _find_pass(

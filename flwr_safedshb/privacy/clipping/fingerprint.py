@@ -6,9 +6,7 @@ out depends on how a model is built and not on the values of its parameters and 
 
 from __future__ import annotations
 
-import io
-import pickle
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -16,68 +14,70 @@ from torch import nn
 
 # Values of larger tensors, that are neither parameters nor buffers, are not compared.
 _MAX_VALUES = 2**16
-
-
-class Fingerprint:
-    """What two models and losses have in common that are built alike.
-
-    Attributes
-    ----------
-    content : bytes
-        Equal for models that are built alike.
-    """
-
-    def __init__(self, content: bytes, kept: list[object]) -> None:
-        self.content = content
-        # Classes and functions count by their identity, so they must not go away.
-        self._kept = kept
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Fingerprint) and other.content == self.content
-
-    def __hash__(self) -> int:
-        return hash(self.content)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
+# Classes and functions count by their identity.
+_BY_IDENTITY = (type, FunctionType, BuiltinFunctionType)
+Fingerprint = tuple[Any, ...]
 
 
 def make_fingerprint(model: nn.Module, loss: object) -> Fingerprint | None:
-    """Return the fingerprint of a model and its loss; None where none can be had."""
-    content = io.BytesIO()
-    pickler = _Pickler(content, model)
+    """Return what models and losses that are built alike have in common.
+
+    Returns
+    -------
+    tuple, or None
+        Equal for all that are built alike; None if something in them cannot be
+        compared.
+    """
+    variables = {id(t) for t in (*model.parameters(), *model.buffers())}
     try:
-        pickler.dump((model, loss))
-    except Exception:  # an attribute that cannot be pickled, of any kind
+        return _Description(variables).describe((model, loss))
+    except Exception:  # of an object that cannot be taken apart, any kind
         return None
-    return Fingerprint(content.getvalue(), pickler.kept)
 
 
-class _Pickler(pickle.Pickler):
-    """Write how objects are built, without the values of parameters and buffers."""
+class _Description:
+    """Describe objects by their parts, as a copy would be made of them."""
 
-    def __init__(self, file: io.BytesIO, model: nn.Module) -> None:
-        super().__init__(file)
-        # Without a memo: whether equal strings are one object must not matter.
-        self.fast = True
-        self.kept: list[object] = []
-        self._variables = {id(t) for t in (*model.parameters(), *model.buffers())}
+    def __init__(self, variables: set[int]) -> None:
+        self._variables = variables
         self._tensors: dict[int, int] = {}
+        self._within: set[int] = set()
 
-    def persistent_id(self, obj: Any) -> object:
-        """Return what stands for tensors, classes and functions."""
-        if isinstance(obj, torch.Tensor):
-            return self._describe(obj)
-        if isinstance(obj, MethodType):
-            return None
-        if isinstance(obj, type | FunctionType | BuiltinFunctionType):
-            self.kept.append(obj)
-            return "named", id(obj)
-        return None
+    def describe(self, thing: Any) -> Fingerprint:
+        """Return equal tuples for things that are built alike."""
+        if isinstance(thing, _PLAIN):
+            return type(thing), repr(thing)
+        if isinstance(thing, _BY_IDENTITY):
+            return (thing,)
+        if isinstance(thing, torch.Tensor):
+            return self._describe_tensor(thing)
+        if id(thing) in self._within:
+            raise ValueError("an object is a part of itself")
+        self._within.add(id(thing))
+        parts = tuple(map(self.describe, _take_apart(thing)))
+        self._within.remove(id(thing))
+        return type(thing), *parts
 
-    def _describe(self, tensor: torch.Tensor) -> tuple[object, ...]:
-        # The same tensor in two places is not the same as two equal ones.
+    def _describe_tensor(self, tensor: torch.Tensor) -> Fingerprint:
+        # One tensor in two places is something else than two equal ones.
         number = self._tensors.setdefault(id(tensor), len(self._tensors))
-        kind = str(tensor.dtype), str(tensor.device), tuple(tensor.shape)
+        kind = tensor.dtype, tensor.device, tensor.shape, tensor.requires_grad
         if id(tensor) in self._variables:
-            return number, *kind, tensor.requires_grad
+            return type(tensor), number, *kind
         if tensor.numel() > _MAX_VALUES:
             raise ValueError("a tensor that is no buffer is too large to compare")
-        return number, *kind, tensor.detach().cpu().numpy().tobytes()
+        return type(tensor), number, *kind, tensor.detach().cpu().numpy().tobytes()
+
+
+def _take_apart(thing: Any) -> tuple[Any, ...]:
+    if type(thing) in (tuple, list):
+        return tuple(thing)
+    if type(thing) is dict:
+        return tuple(part for item in thing.items() for part in item)
+    if type(thing) in (set, frozenset):
+        return tuple(sorted(thing, key=repr))
+    made: tuple[Any, ...] = thing.__reduce_ex__(4)
+    # The last two are iterators over the items of lists and dicts.
+    items = [tuple(part) if part is not None else None for part in made[3:5]]
+    return *made[:3], *items

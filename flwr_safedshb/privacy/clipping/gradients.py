@@ -195,12 +195,20 @@ class ClippedGradients:
             return torch.zeros(groups, self.size, device=self.trained[0].device)
         refuse_global_hooks()
         path = self.prepare(inputs, targets)
+        with path.lock:
+            return self._consume(path, batch, groups, usable)
+
+    def _consume(
+        self, path: Pass, batch: Example, groups: int, usable: torch.Tensor | None
+    ) -> torch.Tensor:
+        inputs, targets = batch
         for mine, given in zip(path.parameters, self._parameters(), strict=True):
             mine.data = given.data
         if path.buffers:
             for own, theirs in zip(path.buffers, self.model.buffers(), strict=True):
                 own.copy_(theirs)
         most = max(1, MAX_HELD[self.clipping] // max(1, path.held))
+        count = len(tensors_of(targets)[0])
         each = count // groups
         if count <= most:
             return self._sums(path, batch, (groups, each), usable, each)

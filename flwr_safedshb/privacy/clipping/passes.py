@@ -32,6 +32,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from threading import Lock
 from types import FunctionType
 from typing import cast
 
@@ -75,6 +76,9 @@ class Pass:
         Where they are in the sum.
     held : int
         Elements that every example takes until the sum.
+    lock : Lock
+        To be held from giving it weights to having its parts: models that are built
+        alike share a pass, and threads may train several of them.
     """
 
     words = "one at a time"  # for people
@@ -88,6 +92,7 @@ class Pass:
         self.places: dict[nn.Parameter, slice] = {}
         self.held = 0
         self._usual_time = 0.0
+        self.lock = Lock()
         for parameter in self.parameters:
             if parameter.requires_grad:
                 start, self.held = self.held, self.held + parameter.numel()

@@ -197,7 +197,7 @@ def doubled(model: Own, inputs: torch.Tensor) -> torch.Tensor:
     return outputs
 
 
-IN_PLACE = {
+IN_PLACE: dict[str, Callable[[], nn.Module]] = {
     "dropout": lambda: nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(6, 3)),
     "relu": lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 3)),
     "own": lambda: Own(doubled),
