@@ -58,16 +58,16 @@ _TOTAL = frozenset(
     vector_norm _weight_norm_interface zero_ zeros zeros_like
     """.split()  # noqa: SIM905
 )
-# These take indices: they are total where the indices depend on no data.
-_INDEXED = frozenset(
-    """
-    embedding gather gather_backward index index_add index_copy index_fill index_put
-    index_put_ index_select index_select_backward nll_loss_forward nll_loss_backward
-    nll_loss2d_forward nll_loss2d_backward scatter scatter_add scatter_add_ take
-    take_along_dim _embedding_bag _embedding_bag_backward _unsafe_index
-    _unsafe_index_put
-    """.split()  # noqa: SIM905
-)
+# These take indices, and are total where those depend on nothing that an adversary
+# chooses. Their place among the arguments.
+_INDICES = {
+    **dict.fromkeys(("embedding", "index", "_unsafe_index", "take"), 1),
+    **dict.fromkeys(("index_put", "index_put_", "_unsafe_index_put"), 1),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), 1),
+    **dict.fromkeys(("gather", "index_select", "take_along_dim"), 2),
+    **dict.fromkeys(("index_add", "index_copy", "index_fill"), 2),
+    **dict.fromkeys(("scatter", "scatter_add", "scatter_add_"), 2),
+}
 # These raise for whole numbers and a divisor of zero.
 _DIVISIONS = frozenset({"floor_divide", "remainder", "fmod"})
 
@@ -148,7 +148,9 @@ def _trace(
     result = func(*args, **(kwargs or {}))
     chosen = [tensor for tensor in tensors if id(tensor) in tracer.given]
     if chosen or torch.Tag.nondeterministic_seeded in func.tags:
-        trusted = _in_total.get() or _is_total(func, tensors, chosen, tracer.backward)
+        trusted = _in_total.get() or _is_total(
+            func, args, tensors, chosen, tracer.backward
+        )
         tracer.found = tracer.found or ("" if trusted else str(func))
     if chosen:
         tracer.given.update((id(made), made) for made in _tensors_in(result))
@@ -165,6 +167,7 @@ def _tensors_in(nest: object) -> list[torch.Tensor]:
 
 def _is_total(
     func: Any,
+    args: tuple[Any, ...],
     tensors: Sequence[torch.Tensor],
     chosen: Sequence[torch.Tensor],
     backward: bool,
@@ -173,10 +176,11 @@ def _is_total(
     library, _, name = str(func.overloadpacket).partition(".")
     if library != "aten":
         return False
-    if backward and ("_backward" in name or name in _INDEXED):
+    if backward and ("_backward" in name or name in _INDICES):
         return True  # it has the shapes and the indices of the forward pass
-    if name in _INDEXED:
-        return all(tensor.is_floating_point() for tensor in chosen)
+    if name in _INDICES:
+        indices = {id(tensor) for tensor in _tensors_in(args[_INDICES[name] :][:1])}
+        return not any(id(tensor) in indices for tensor in chosen)
     if name in _DIVISIONS or "mode" in func._overloadname:
         return any(tensor.is_floating_point() for tensor in tensors)
     if name == "binary_cross_entropy":  # it wants outputs between 0 and 1
