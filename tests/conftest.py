@@ -13,8 +13,9 @@ from tests.phishing import StandIn, write_stand_in
 
 pytest_plugins = ["tests.guard"]
 
-# Small steps on two threads of a shared machine are many times slower than on one.
-torch.set_num_threads(1)
+# Small steps on two threads of a shared machine are many times slower than on one, so
+# only `make portable` asks for more.
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 # The same examples in every run: a test that passed does not fail for another's change.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
