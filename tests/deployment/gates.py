@@ -270,14 +270,12 @@ def unhurried(limits: Limits) -> Limits:
     A test that waits for one of these gives it another value than the default.
     """
     default = Limits()
-    return replace(
-        limits,
-        **{
-            name: HANGS
-            for name in PATIENCE
-            if getattr(limits, name) == getattr(default, name)
-        },
-    )
+    changes: dict[str, Any] = {
+        name: HANGS
+        for name in PATIENCE
+        if getattr(limits, name) == getattr(default, name)
+    }
+    return replace(limits, **changes)
 
 
 @asynccontextmanager
