@@ -12,7 +12,7 @@ SEARCH := flwr_safedshb/aggregation/smea
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup compiled peers browser lint style types format check quick test \
-	compat loops docs demo duel audit reproduce beyond withstand yardstick chaos bench clean
+	portable loaded compat loops docs demo duel audit reproduce beyond withstand yardstick chaos bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -52,9 +52,10 @@ check: style compiled ## While you write: lint, and all tests without processes 
 # A ledger waits for the disk at every charge, and memory has nothing to wait for.
 MEMORY = $(shell test -w /dev/shm && df -m --output=avail /dev/shm 2> /dev/null | \
 	awk 'NR == 2 && $$1 > 2000 { print "TMPDIR=/dev/shm" }')
+QUICK = $(MEMORY) $(BIN)/pytest -q -n 2 -m 'not process and not federation' \
+	-o tmp_path_retention_policy=failed
 quick: setup
-	$(MEMORY) $(BIN)/pytest -q -n 2 -m 'not process and not federation' \
-		-o tmp_path_retention_policy=failed --durations=5 --durations-min=2
+	$(QUICK) --durations=5 --durations-min=2
 
 # Reports and pages are tested in a real browser.
 browser:
@@ -64,6 +65,22 @@ browser:
 # One process more than two processors: tests of real federations mostly wait.
 test: setup browser compiled ## Before you commit: all tests
 	$(BIN)/pytest -q -n 3
+
+# OpenBLAS' kernel, torch's kernels, threads: as other machines have them.
+KERNELS = Nehalem,default,1 \
+	$(shell grep -qs -w avx2 /proc/cpuinfo && echo Haswell,avx2,2) \
+	$(shell grep -qs -w avx512f /proc/cpuinfo && echo SkylakeX,avx512,1)
+portable: setup compiled ## The quick tests as other processors and threads compute
+	@for kernel in $(KERNELS); do echo "$$kernel:"; set -- $$(echo $$kernel | tr , ' '); \
+		OPENBLAS_CORETYPE=$$1 ATEN_CPU_CAPABILITY=$$2 OMP_NUM_THREADS=$$3 $(QUICK) || \
+		failed=1; done; test -z "$$failed"
+
+# The loops end with this shell, however it ends.
+loaded: setup browser compiled ## The tests with processes, beside eight busy loops
+	@for _ in 1 2 3 4 5 6 7 8; do \
+		(while kill -0 $$$$; do :; done) 2> /dev/null & busy="$$busy $$!"; done; \
+		trap "kill $$busy 2> /dev/null" EXIT; trap 'exit 130' INT TERM; \
+		$(BIN)/pytest -q -n 3 -m process $(LOADED)
 
 # Both live in folders of their own, so that .venv stays what constraints.txt says. The
 # newest flwr comes without its dependencies: its pins may exclude those of the others.

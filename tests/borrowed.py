@@ -1,4 +1,4 @@
-"""Tiny models of torchvision and Hugging Face, from configs; nothing is downloaded.
+"""Tiny models of Hugging Face, from configs; nothing is downloaded.
 
 Tests that need them are skipped where these packages are not installed.
 """
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flwr_safedshb.privacy.audit.zoo.borrowed import import_torchvision, missing
+from flwr_safedshb.privacy.audit.zoo.borrowed import missing
 
 WORDS, LENGTH, CLASSES = 50, 8, 3
 
@@ -47,17 +47,7 @@ def with_lora(model: Any) -> Any:
     return peft.get_peft_model(model, config)
 
 
-def resnet18() -> Any:
-    _import_torchvision()
-    return importlib.import_module("torchvision.models").resnet18(num_classes=2)
-
-
 def _transformers() -> Any:
-    _import_torchvision()  # which it imports, and fails where that fails
-    return importlib.import_module("transformers")
-
-
-def _import_torchvision() -> None:
     if absent := missing():
         pytest.skip(f"{', '.join(absent)} not installed")
-    import_torchvision()
+    return importlib.import_module("transformers")

@@ -16,7 +16,6 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from flwr_safedshb.grids.in_process import InProcessGrid
-from flwr_safedshb.privacy.audit.zoo.borrowed import import_torchvision
 from simulations.engines import simulate
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -77,7 +76,6 @@ class WhicheverRuns(ClientApp):
 
 @cache  # as a worker does: an app is loaded once, and keeps its model
 def _client(folder: Path) -> Any:
-    import_torchvision()
     with app_in(folder) as (_, client):
         return client
 

@@ -24,7 +24,7 @@ BLOCKS = dict(
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the repository with the files of CONTRIBUTING, and no file changed."""
     folder = tmp_path_factory.mktemp("copy") / "repository"
-    for name in ("flwr_safedshb", "conf", "simulations", "tests"):
+    for name in ("flwr_safedshb", "conf", "docs", "simulations", "tests"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", folder)
@@ -87,6 +87,25 @@ def test_their_tests_pass_and_so_do_those_that_all_share(copy: Path) -> None:
         "test_imports.py::test_dependencies_point_one_way[aggregation/medoid.py]",
     ):
         assert expected in passed, out[-3000:]
+
+
+@pytest.mark.process
+def test_no_list_in_a_test_has_to_be_told(copy: Path) -> None:
+    """What is compared with all rules, attacks or samplers takes them as they are."""
+    files = (
+        "cli/test_cli",
+        "cli/test_plan_command",
+        "privacy/test_samplers",
+        "privacy/accounting/test_comparisons",
+        "simulations/test_conf",
+        "test_imports",
+    )
+    quick = ("-n", "2", "-m", "not process and not federation")
+    ran(
+        copy,
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", *quick),
+        *(f"tests/{name}.py" for name in files),
+    )
 
 
 @pytest.mark.process

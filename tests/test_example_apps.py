@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from flwr_safedshb.privacy.audit.zoo.borrowed import import_torchvision
 from tests.example_apps import EXAMPLES, app_in, run_app, run_on_ray
 
 PAIRS = EXAMPLES / "from-fedavg"
@@ -66,7 +65,6 @@ def test_the_app_of_the_quickstarts_structure_learns(form: str, tmp_path: Path) 
 @pytest.mark.federation
 @pytest.mark.parametrize("form", ["plain", "private"])
 def test_the_app_with_lora_learns(form: str, tmp_path: Path) -> None:
-    import_torchvision()
     folder = PAIRS / "lora" / form
     run_app(folder, 3, model=str(tmp_path / "model.pt"))
     assert accuracy(folder, tmp_path / "model.pt") > (0.8 if form == "plain" else 0.7)

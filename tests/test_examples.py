@@ -48,7 +48,9 @@ def test_the_notebook_runs_and_draws() -> None:
     path = EXAMPLES / "notebook" / "round.ipynb"
     notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     assert not any(cell.get("outputs") for cell in notebook.cells)
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    nbclient.NotebookClient(
+        notebook, timeout=int(HANGS), kernel_name="python3"
+    ).execute()
     outputs = [out for cell in notebook.cells for out in cell.get("outputs", ())]
     pictures = [out for out in outputs if "image/png" in out.get("data", {})]
     assert len(pictures) == 7

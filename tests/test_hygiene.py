@@ -166,6 +166,10 @@ def plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+# A torch that was built for CUDA pins its libraries itself.
+CUDA = re.compile(r"cuda-|nvidia-|triton$")
+
+
 def test_all_that_is_needed_at_run_time_is_pinned_and_is_what_runs() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     waiting = [Requirement(text) for text in project["dependencies"]]
@@ -178,6 +182,8 @@ def test_all_that_is_needed_at_run_time_is_pinned_and_is_what_runs() -> None:
         if name in seen or (marker is not None and not marker.evaluate({"extra": ""})):
             continue
         seen.add(name)
+        if CUDA.match(name):
+            continue
         assert name in pinned, f"{name} is not pinned"
         assert metadata.version(name).split("+")[0] == pinned[name].split("+")[0], name
         waiting += map(Requirement, metadata.requires(name) or ())

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-
 import torch
 from torch import nn
 from torch.nn import functional
-
-from flwr_safedshb.privacy.audit.zoo.borrowed import import_torchvision
 
 
 class _Block(nn.Module):
@@ -46,30 +42,3 @@ class Transformer(nn.Module):
         """Return the logits, (k, num_outputs), of (k, positions, width)."""
         outputs: torch.Tensor = self.head(self.blocks(inputs).mean(dim=1))
         return outputs
-
-
-def resnet18() -> nn.Module:
-    """Return torchvision's ResNet-18 with GroupNorm, for ten classes.
-
-    What it does in place is done aside: Opacus' hooks do not take it.
-    """
-    import_torchvision()
-    resnet = importlib.import_module("torchvision.models.resnet")
-
-    class Block(resnet.BasicBlock):  # type: ignore[misc, name-defined]
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            hidden = self.relu(self.bn1(self.conv1(inputs)))
-            skipped = inputs if self.downsample is None else self.downsample(inputs)
-            outputs: torch.Tensor = self.relu(self.bn2(self.conv2(hidden)) + skipped)
-            return outputs
-
-    model: nn.Module = resnet.ResNet(
-        Block,
-        [2, 2, 2, 2],
-        num_classes=10,
-        norm_layer=lambda channels: nn.GroupNorm(8, channels),
-    )
-    for module in model.modules():
-        if isinstance(module, nn.ReLU):
-            module.inplace = False
-    return model

@@ -25,12 +25,13 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
 
+from flwr_safedshb.privacy.audit.zoo.residual import resnet18
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.gaussian import BLOCK, private_gradient
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SecureRandomness, SeededRandomness
 from simulations.benchmarks.measure import in_turns, reset_peak, resident
-from simulations.benchmarks.networks import Transformer, resnet18
+from simulations.benchmarks.networks import Transformer
 from simulations.models import CNN, MLP, LogisticRegression
 
 Step = Callable[[], object]
@@ -87,7 +88,9 @@ TASKS = {
     "transformer": Task(
         lambda: Transformer(128, 4, 10), nn.CrossEntropyLoss(), (32, 128), 10, 1000, 32
     ),
-    "ResNet-18": Task(resnet18, nn.CrossEntropyLoss(), (3, 32, 32), 10, 100, 8),
+    "ResNet-18": Task(
+        lambda: resnet18(10), nn.CrossEntropyLoss(), (3, 32, 32), 10, 100, 8
+    ),
 }
 _TINY = Task(lambda: MLP(4, 2, (4,)), nn.CrossEntropyLoss(), (4,), 2, 8, 4)
 

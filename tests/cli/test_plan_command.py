@@ -41,6 +41,7 @@ def test_the_papers_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert "not the whole: rho must be at most 0.01" in text
 
 
+@pytest.mark.usefixtures("shipped_samplers")
 def test_the_trilemma_page_shows_what_is_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -121,6 +122,7 @@ def test_noise_is_calibrated_to_a_target(capsys: pytest.CaptureFixture[str]) -> 
     assert found["lower_bound"]["robustness"] == pytest.approx(1e-4 / 5)
 
 
+@pytest.mark.usefixtures("shipped_samplers")
 def test_what_if(capsys: pytest.CaptureFixture[str]) -> None:
     found = told(capsys, SMALL + " --epsilon 1")
     changes = {row["change"]: row for row in found["what_if"]}

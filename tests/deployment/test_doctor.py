@@ -25,6 +25,7 @@ from flwr_safedshb.deployment.doctor.link import (
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from simulations.loopback import Credentials
+from tests.guard import HANGS
 
 PLAN = PrivacyPlan(1.0, 1.0, 4, 20)
 APP = """
@@ -338,7 +339,7 @@ def asked(server: HTTPServer, shown: Credentials, trusted: Path) -> list[Check]:
     context.load_cert_chain(shown.certificate, shown.certificate_key)
     plain = server.socket
     server.socket = context.wrap_socket(plain, server_side=True)
-    server.timeout = 10
+    server.timeout = HANGS
     thread = threading.Thread(target=server.handle_request)
     thread.start()
     address = f"127.0.0.1:{server.server_port}"

@@ -74,7 +74,7 @@ class Machine:
             settings = settings.replace(old, new)
         self.settings = settings
 
-    def run(self, block: Block, timeout: float = 900) -> tuple[int, str]:
+    def run(self, block: Block, timeout: float = 2 * HANGS) -> tuple[int, str]:
         done = subprocess.run(
             ["sh", "-c", f"set -eu\n{self.settings}{block.script}"],
             cwd=self.folder,

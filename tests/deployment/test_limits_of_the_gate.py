@@ -4,15 +4,18 @@ import asyncio
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from google.protobuf.message import Message as Proto
 
+from flwr_safedshb.deployment.gate import limits as gate_limits
 from flwr_safedshb.deployment.gate.limits import Limits, Pace, Room, place
 from flwr_safedshb.flower import fleet
 from flwr_safedshb.flower.fleet import fab_pb2
 from tests.deployment.gates import Node, Place, SuperLink, signed, visited
+from tests.guard import HANGS
 
 
 def test_a_pace_lets_a_burst_in_and_then_so_many_a_second(
@@ -65,7 +68,7 @@ def test_one_owner_waits_for_its_own_bytes_only() -> None:
         await waiting
         assert not room._held
 
-    asyncio.run(asyncio.wait_for(story(), 5.0))
+    asyncio.run(asyncio.wait_for(story(), HANGS))
 
 
 async def _hold(room: Room, owner: str, size: int) -> None:
@@ -88,7 +91,7 @@ def beat(node: Node) -> Proto:
 
 def test_bodies_that_hostile_nodes_hold_stop_no_other(tmp_path: Path) -> None:
     """More of them than there is memory for: each waits in a file."""
-    limits = Limits(hold_seconds=0.05, body_seconds=30.0)
+    limits = Limits(hold_seconds=0.05)
 
     async def visit(place: Place) -> None:
         held = []
@@ -165,8 +168,7 @@ def test_a_node_with_too_many_connections_closes_its_oldest(tmp_path: Path) -> N
                 assert b" 200 " in await reader.readline()
                 links.append((reader, writer))
             for reader, _ in links[:3]:
-                async with asyncio.timeout(5.0):
-                    await reader.read()
+                await reader.read()
             reader, writer = links[-1]
             writer.write(await raw(place, node, "send-node-heartbeat", request))
             await reader.readuntil(b"\r\n\r\n")
@@ -269,7 +271,11 @@ def test_nobody_is_waited_for_longer_than_flowers_own_node(tmp_path: Path) -> No
     assert intervals == [30.0, 30.0]
 
 
-def test_who_comes_too_fast_is_reset_and_nodes_come_in(tmp_path: Path) -> None:
+def test_who_comes_too_fast_is_reset_and_nodes_come_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However long they take, they come at once.
+    monkeypatch.setattr(gate_limits, "time", SimpleNamespace(monotonic=lambda: 100.0))
     limits = Limits(hold_seconds=0.05, arrivals=2.0, address_arrivals=1000.0)
 
     async def come(place: Place, own: str) -> bool:
@@ -285,7 +291,7 @@ def test_who_comes_too_fast_is_reset_and_nodes_come_in(tmp_path: Path) -> None:
     async def visit(place: Place) -> None:
         async with place.node(5):
             came = [await come(place, f"127.0.0.{n}") for n in range(20, 40)]
-            assert 1 <= sum(came) <= 6
+            assert 1 <= sum(came) <= 4
             # Where a node is known the others' haste does not count.
             assert all([await come(place, "127.0.0.1") for _ in range(20)])
 

@@ -29,6 +29,7 @@ from tests.deployment.gates import (
     visited,
 )
 from tests.deployment.test_gate import asked
+from tests.guard import HANGS
 
 
 async def sent(node: Node, pushed: Packed) -> httpx.Response:
@@ -263,12 +264,13 @@ def test_a_reply_that_is_passed_on_is_not_replaced(tmp_path: Path) -> None:
 
 def test_a_node_waits_for_work_once(tmp_path: Path) -> None:
     """Held calls ask the SuperLink again and again; those of one node as one."""
-    limits = Limits(hold_seconds=5.0, poll_seconds=0.02)
+    limits = Limits(hold_seconds=HANGS, poll_seconds=0.02)
 
     async def visit(place: Place) -> None:
         async with place.node(5) as node:
             first = asyncio.create_task(node.pull())
-            await asyncio.sleep(0.1)
+            while "pull-messages" not in place.superlink.names():
+                await asyncio.sleep(0.01)
             second = asyncio.create_task(node.pull())
             assert not (await first).messages_list
             place.superlink.waiting[5] = [question(5)]

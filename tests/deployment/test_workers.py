@@ -29,7 +29,7 @@ class Hands:
 
     def worker(self) -> socket.socket:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        theirs.settimeout(10)
+        theirs.settimeout(HANGS)
         self.links.append(theirs)
         return mine
 

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from flwr_safedshb.client.client import SafeDSHBClient, client_app
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 from flwr_safedshb.server.strategy import SafeDSHB
+from tests.guard import HANGS
 from tests.linear import BETA, PLAN, ROUNDS, SEED, data
 from tests.replies import KINDS
 
@@ -80,7 +81,7 @@ def main(grid: Grid, context: Context) -> None:
         num_malicious_nodes=1,
         momentum=BETA,
         min_available_nodes=4,
-        node_timeout=90.0,
+        node_timeout=HANGS,
         checkpoint=Path(str(context.run_config["folder"])) / "run.npz",
     )
     initial = ArrayRecord({"weight": torch.zeros(1, 3)})

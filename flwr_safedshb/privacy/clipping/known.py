@@ -24,7 +24,8 @@ _ROWWISE = frozenset(
 _HARMLESS = {
     *("__init__", "__module__", "__doc__", "__annotations__", "__constants__"),
     *("__annotate__", "__annotate_func__", "__parameters__", "extra_repr"),
-    *("__static_attributes__", "__firstlineno__"),  # of Python 3.13
+    # Python 3.13 puts these two into every class.
+    *("__static_attributes__", "__firstlineno__"),
 }
 
 

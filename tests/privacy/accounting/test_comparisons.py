@@ -75,6 +75,7 @@ def test_paper_theorem_equals_its_literal_form(s: float, m: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("shipped_samplers")
 def test_figures_put_the_plans_own_first_and_label_all() -> None:
     plan = PrivacyPlan(1.0, 2.0, 25, 2763, sampling="poisson")
     found = figures(plan, 400, DELTA)

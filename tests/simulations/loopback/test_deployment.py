@@ -197,7 +197,7 @@ def test_a_terminated_run_leaves_no_process_of_its_federation(tmp_path: Path) ->
         assert child.stdout.readline() == "up\n"
         assert living(folder / "flwr")
         child.terminate()
-        assert child.wait(120) == 128 + signal.SIGTERM
+        assert child.wait(HANGS) == 128 + signal.SIGTERM
         assert not living(folder / "flwr")
     finally:
         child.kill()

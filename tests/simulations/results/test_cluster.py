@@ -53,7 +53,7 @@ def cluster() -> Iterator[str]:
     finally:
         for process in reversed(started):
             process.terminate()
-            process.wait(60)
+            process.wait(HANGS)
         shutil.rmtree(folder, ignore_errors=True)
 
 

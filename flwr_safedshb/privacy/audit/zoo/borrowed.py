@@ -1,4 +1,4 @@
-"""Models of torchvision and Hugging Face, with random weights; nothing is downloaded.
+"""Models of Hugging Face, with random weights; nothing is downloaded.
 
 They are there where these packages are installed; `missing` says which are not.
 """
@@ -13,35 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from flwr_safedshb.privacy.audit.subject import Subject, floats, tokens
+from flwr_safedshb.privacy.audit.subject import Subject, tokens
 from flwr_safedshb.privacy.audit.zoo.plain import cross_entropy
 
-NEEDED = ("torchvision", "transformers", "peft")
+NEEDED = ("transformers", "peft")
 
 
 def missing() -> list[str]:
     """Return the packages that are not installed."""
     return [name for name in NEEDED if importlib.util.find_spec(name) is None]
-
-
-def import_torchvision() -> None:
-    """Import torchvision, also one that was built for another torch.
-
-    PyPI's torchvision is built for CUDA. Beside a torch for processors its compiled
-    operators do not load, and it stops where it describes two of them. No model needs
-    these; to declare them is enough.
-    """
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError as error:
-        if "torchvision::nms" not in str(error):
-            raise
-        for name in ("nms", "qnms"):
-            torch.library.define(
-                f"torchvision::{name}",
-                "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-            )
-        importlib.import_module("torchvision")
 
 
 class _Logits(nn.Module):
@@ -56,27 +36,7 @@ class _Logits(nn.Module):
         return outputs
 
 
-def _resnet18() -> nn.Module:
-    """Return ResNet-18 with an eighth of the channels in its blocks."""
-    import_torchvision()
-    resnet = importlib.import_module("torchvision.models.resnet")
-
-    class Narrow(resnet.ResNet):  # type: ignore[misc, name-defined]
-        def _make_layer(self, block: Any, planes: int, *rest: Any, **more: Any) -> Any:
-            return super()._make_layer(block, planes // 8, *rest, **more)
-
-    model: nn.Module = Narrow(
-        resnet.BasicBlock,
-        [2, 2, 2, 2],
-        num_classes=3,
-        norm_layer=lambda channels: nn.GroupNorm(8, channels),
-    )
-    model.fc = nn.Linear(64, 3)
-    return model
-
-
 def _bert() -> Any:
-    import_torchvision()  # transformers imports it, and fails where it fails
     transformers = importlib.import_module("transformers")
     config = transformers.BertConfig(
         vocab_size=20,
@@ -91,7 +51,6 @@ def _bert() -> Any:
 
 
 def _gpt2() -> Any:
-    import_torchvision()
     transformers = importlib.import_module("transformers")
     config = transformers.GPT2Config(
         vocab_size=20,
@@ -120,16 +79,6 @@ def _adapted(make: Callable[[], Any], layers: list[str]) -> Callable[[], nn.Modu
 
 
 SUBJECTS = (
-    Subject(
-        "torchvision ResNet-18 with GroupNorm, an eighth as wide",
-        _resnet18,
-        cross_entropy,
-        floats(3, 8, 8, classes=3),
-        # In parts of a batch, as gradients of a wide one are held: the same layers, and
-        # thousands of candidates in the time of a few.
-        clipping="ghost",
-        driven=False,
-    ),
     Subject("BERT", _whole(_bert), cross_entropy, tokens(4, 20, 3)),
     Subject(
         "BERT with LoRA",

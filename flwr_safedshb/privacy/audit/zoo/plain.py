@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from flwr_safedshb.privacy.audit.subject import Subject, floats, tokens
+from flwr_safedshb.privacy.audit.zoo.residual import resnet18
 
 ALL_TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 TWO_TYPES = (torch.float32, torch.bfloat16)
@@ -225,4 +226,14 @@ SUBJECTS = (
     Subject("shared and bare weights", _Shared, cross_entropy, floats(6, classes=6)),
     Subject("frozen BatchNorm", _frozen_norm, cross_entropy, floats(6, classes=3)),
     Subject("weight_norm", _weight_norm, cross_entropy, floats(6, classes=3)),
+    Subject(
+        "ResNet-18 with GroupNorm, an eighth as wide",
+        lambda: resnet18(3, width=8),
+        cross_entropy,
+        floats(3, 8, 8, classes=3),
+        # In parts of a batch, as gradients of a wide one are held: the same layers, and
+        # thousands of candidates in the time of a few.
+        clipping="ghost",
+        driven=False,
+    ),
 )
