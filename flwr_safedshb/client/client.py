@@ -23,7 +23,16 @@ from torch.nn.modules.loss import _Loss
 
 from flwr_safedshb.client.evaluation import Evaluator, PrivateEvaluation, answer
 from flwr_safedshb.client.held_out import divided, split_plans
-from flwr_safedshb.client.node import PLACE, RefusedError, admit, admit_evaluation
+from flwr_safedshb.client.node import (
+    PLACE,
+    RefusedError,
+    admit,
+    admit_evaluation,
+    allows_plain_evaluation,
+    check_unit,
+    commit_for_life,
+)
+from flwr_safedshb.client.refusal import is_stop
 from flwr_safedshb.client.step import Scalar, Steps
 from flwr_safedshb.exchange.arrays import Arrays, Template, reply_with
 from flwr_safedshb.exchange.evaluations import PRIVATE
@@ -146,12 +155,31 @@ class SafeDSHBClient(Steps):
         if evaluation is not None:
             second = evaluation.plan(evaluated.size)
             admit_evaluation(rules, second, tuple(node_keys))
+            if self.ledger is not None:
+                check_unit(second, self.ledger)
             if held_out:
                 self.plan, second = split_plans(plan, second, data, self.ledger)
             self.evaluator = Evaluator(evaluation, evaluated, second)
+        if self.ledger is not None:
+            other = None if self.evaluator is None else self.evaluator.plan
+            commit_for_life(rules, self.ledger, self.plan, other)
+        if not allows_plain_evaluation(context.node_config):
+            # On the object, so that no way to ask a client goes round it.
+            vars(self)["evaluate"] = _refuse_plain_evaluation
         self.gradients, self.template, self.trained = _prepared(
             model, _shared(loss), plan.clip_norm, plan.clipping
         )
+
+
+def _refuse_plain_evaluation(
+    parameters: object, config: object
+) -> tuple[float, int, dict[str, Scalar]]:
+    """Stand in for a client's own ``evaluate`` where the node keeps a ledger."""
+    raise RefusedError(
+        "this node keeps a privacy budget, and an evaluation without noise is outside "
+        "of it; ask for a private evaluation (evaluate_every of the strategy), or let "
+        "the node's owner set allow-plain-evaluation=true"
+    )
 
 
 @lru_cache(maxsize=4)
@@ -214,6 +242,8 @@ class PrivateClientApp(ClientApp):
             # Whoever asks for noise gets no numbers without it.
             if not self._has_own or any(PRIVATE in config for config in configs):
                 return self._evaluation(message, context)
+            if not allows_plain_evaluation(context.node_config):
+                _refuse_plain_evaluation(None, None)
         return super().__call__(message, context)
 
     def evaluate(
@@ -234,7 +264,9 @@ class PrivateClientApp(ClientApp):
         except DatasetError as error:  # which says what to change, and where
             log(ERROR, "The client could not be made: %s", error)
             reason = "; the log of this node says why"
-        except Exception as error:
+        except BaseException as error:
+            if is_stop(error):
+                raise
             log(ERROR, "The client could not be made: %s", error, exc_info=error)
             reason = "; the log of this node says why"
         raise RefusedError(f"the client could not be made{reason}")
@@ -260,7 +292,8 @@ def client_app(client_fn: ClientFn) -> ClientApp:
 
     They may be as they are, or turned by ``.to_client()``. The app trains, and
     evaluates if the client has an ``evaluate`` of its own, or the app by
-    ``@app.evaluate()``: what these report is outside the privacy guarantee.
+    ``@app.evaluate()``: what these report is outside the privacy guarantee, and a node
+    with a ledger refuses it unless its own config has ``allow-plain-evaluation=true``.
     """
     return PrivateClientApp(client_fn)
 

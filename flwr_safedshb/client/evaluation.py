@@ -15,7 +15,15 @@ from flwr.client import NumPyClient
 
 from flwr_safedshb.client.node import RefusedError, keep_to_budget
 from flwr_safedshb.client.refusal import refusal
-from flwr_safedshb.client.step import Scalar, Steps, check_shapes, load, marked
+from flwr_safedshb.client.step import (
+    Scalar,
+    Steps,
+    check_shapes,
+    commit,
+    load,
+    marked,
+    run_length,
+)
 from flwr_safedshb.exchange import evaluations as names
 from flwr_safedshb.exchange.arrays import Arrays
 from flwr_safedshb.flower.compat import objection
@@ -135,7 +143,7 @@ def private_answer(
         raise RefusedError(reason)
     try:
         return {**evaluate(client, parameters, config), **marked()}
-    except Exception as error:
+    except BaseException as error:
         refused = refusal(error)
     raise refused
 
@@ -162,6 +170,7 @@ def evaluate(
     if evaluator.dataset.like is not None:
         client.gradients.prepare(*evaluator.dataset.like)
     if client.ledger is not None:
+        commit(client, session, run_length(config))
         client.ledger.charge(evaluator.plan, 1, session)
     else:
         _count(client, evaluator)

@@ -1,8 +1,9 @@
 """Examples that are held out of training: which they are, and who pays for them.
 
 They pay for evaluations alone, and the others for training alone: which are which is
-decided by their places, and a digest of the data in the node's order stands in every
-charge. Data that have changed have another digest, and then each example pays for both.
+decided by their places, and a digest of these places and of the data in the node's
+order stands in every charge. Where either has changed there is another digest, and then
+each example pays for both.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from flwr_safedshb.privacy.examples import Examples, Whole
 from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
@@ -35,9 +37,15 @@ def divided(examples: Examples, held_out: int) -> tuple[Examples, Examples]:
         raise ValueError(
             f"held_out={held_out} of {size} examples leaves none to train on; lower it"
         )
-    order = np.random.default_rng(_SPLIT_SEED).permutation(size)
-    aside, others = (np.sort(part) for part in np.split(order, [held_out]))
+    aside = _held_out(size, held_out)
+    others = np.setdiff1d(np.arange(size), aside)
     return examples.some(others), examples.some(aside)
+
+
+def _held_out(size: int, held_out: int) -> NDArray[np.int64]:
+    """Return the indices of the examples that are held out, in increasing order."""
+    order = np.random.default_rng(_SPLIT_SEED).permutation(size)
+    return np.sort(order[:held_out])
 
 
 def split_plans(
@@ -62,8 +70,10 @@ def split_plans(
     digest = "0" * 16
     if ledger is not None:
         mark = hmac.new(_key(ledger.path.parent), digestmod=hashlib.sha256)
-        about = [plan.num_examples, evaluation.num_examples, _SPLIT_SEED]
-        mark.update(repr(about).encode())
+        sizes = plan.num_examples, evaluation.num_examples
+        mark.update(repr(sizes).encode())
+        # Another version of numpy may permute otherwise: what counts is who is where.
+        mark.update(_held_out(sum(sizes), sizes[1]).astype("<i8").tobytes())
         for tensor in data.tensors:
             mark.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
             flat = tensor.detach().cpu().contiguous().reshape(-1)

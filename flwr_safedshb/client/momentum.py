@@ -85,8 +85,6 @@ def recall(
                 "charged, free some space"
             )
         found = files.newest(session, step, size)
-        if found is None and _moved(session, ledger, files):
-            found = files.newest(session, step, size)
     return Kept(-1, _ZERO) if found is None else found
 
 
@@ -125,19 +123,6 @@ def _in_context(session: str, context: Context) -> list[Kept]:
         for name in ("newest", "anchor")
     ]
     return [Kept(newest, vectors[0], anchor), Kept(anchor, vectors[1], anchor)]
-
-
-def _moved(session: str, ledger: Ledger, files: MomentumFiles) -> bool:
-    """Move what an older version has kept in the ledger itself; say if it did."""
-    saved = ledger.load_state(session)
-    if saved is None:
-        return False
-    newest, anchor, (step,) = saved.arrays
-    files.write(session, Kept(saved.step, cast(Vector, newest), int(step)))
-    if step >= 0:
-        files.write(session, Kept(int(step), cast(Vector, anchor), saved.step))
-    ledger.forget_state(session)
-    return True
 
 
 class MomentumFiles:

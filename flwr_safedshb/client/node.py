@@ -5,15 +5,18 @@ No message can change either. What a node refuses, it refuses with a `RefusedErr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from logging import ERROR
 from pathlib import Path
+from typing import cast
 
 from flwr.app import UserConfigValue
 from flwr.common import log
 
 from flwr_safedshb.files import private_folder
+from flwr_safedshb.privacy.accounting.limits import MAX_STEPS
 from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.policy import NodePolicy
@@ -21,7 +24,18 @@ from flwr_safedshb.privacy.policy import NodePolicy
 LEDGER_NAME = "safedshb.sqlite"
 # Keys that a node's config may hold beside the rules of its policy.
 PLACE = ("partition-id", "num-partitions")  # of a node in a simulation
-NODE_KEYS = (*PLACE, "state-dir", "approved-apps")
+NODE_KEYS = (
+    *PLACE,
+    "state-dir",
+    "approved-apps",
+    "commit-steps",
+    "commit-evaluations",
+    "allow-plain-evaluation",
+)
+# Whose commitment the one of a node's config is.
+_OWNER = "owner"
+
+_UNUSABLE = "the privacy ledger of this node cannot be used"
 
 # Entries of a node's config; those that say its place decide nothing here.
 Rules = tuple[tuple[str, UserConfigValue], ...]
@@ -72,13 +86,69 @@ def admit(
             raise RefusedError(
                 "the run asks for noise_multiplier=0, which no privacy budget allows"
             )
-        return _opened(str(config["state-dir"]), policy, max_epsilon, delta)
+        ledger = _opened(str(config["state-dir"]), policy, max_epsilon, delta)
+        check_unit(plan, ledger)
+        return ledger
     if secure_noise:
         raise RefusedError(
             "this node has no state-dir to keep its privacy budget in; set it in the "
             "node's config, or use SeededRandomness for a simulation"
         )
+    # A sum of steps is limited by what remembers them.
+    ruled = sorted(set(config) - {*PLACE, "approved-apps"} - {*node_keys})
+    if ruled:
+        raise RefusedError(
+            f"this node has the rule {ruled[0]} and no state-dir to keep a privacy "
+            "budget in, and so could not enforce it; set state-dir in the node's "
+            "config, or remove its rules for a simulation"
+        )
     return None
+
+
+def check_unit(plan: PrivacyPlan, ledger: Ledger) -> None:
+    """Refuse a plan that has no accountant for the ledger's unit."""
+    try:
+        plan.in_unit(ledger.unit)
+    except ValueError as error:
+        raise RefusedError(f"the unit of this node is {ledger.unit}: {error}") from None
+
+
+def commit_for_life(
+    rules: Rules, ledger: Ledger, plan: PrivacyPlan, evaluation: PrivacyPlan | None
+) -> None:
+    """Commit a new ledger to as many steps as the node's config says, over all runs.
+
+    They are of the plans of the run that comes first. A run that commits itself later
+    says only what it costs alone.
+
+    Raises
+    ------
+    RefusedError
+    """
+    config = dict(rules)
+    counts = [config.get(f"commit-{what}", 0) for what in ("steps", "evaluations")]
+    for what, count in zip(("steps", "evaluations"), counts, strict=True):
+        whole = isinstance(count, int) and not isinstance(count, bool)
+        if not whole or not 0 <= cast(int, count) <= MAX_STEPS:
+            raise RefusedError(
+                f"the node's commit-{what} must be an integer from 0 to {MAX_STEPS}"
+            )
+    if any(counts):
+        plans = [plan] if evaluation is None else [plan, evaluation]
+        block = [*zip(plans, cast(list[int], counts), strict=False)]
+        try:
+            ledger.commit(block, _OWNER)
+        except LedgerError as error:
+            log(ERROR, "%s", error)
+            raise RefusedError(_UNUSABLE) from None
+
+
+def allows_plain_evaluation(config: Mapping[str, UserConfigValue]) -> bool:
+    """Return whether a node lets its data be evaluated outside of its guarantee.
+
+    A node that keeps no ledger gives no guarantee.
+    """
+    return "state-dir" not in config or config.get("allow-plain-evaluation") is True
 
 
 @lru_cache(maxsize=128)
@@ -164,10 +234,10 @@ def _opened(
     delta = delta if policy.delta is None else policy.delta
     try:
         path = private_folder(Path(state_dir)) / LEDGER_NAME
-        ledger = Ledger(path, weakest, delta)
+        ledger = Ledger(path, weakest, delta, policy.unit)
         if max_epsilon is not None and max_epsilon < ledger.max_epsilon:
             ledger = Ledger(path, max_epsilon, delta)
         return ledger
     except (LedgerError, OSError, ValueError) as error:
         log(ERROR, "%s", error)
-    raise RefusedError("the privacy ledger of this node cannot be used")
+    raise RefusedError(_UNUSABLE)

@@ -14,7 +14,7 @@ import math
 import secrets
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ from flwr_safedshb.exchange.arrays import (
     LOCAL_STEPS,
     MARK,
     MAX_LOCAL_STEPS,
+    RUN_EVALUATIONS,
+    RUN_STEPS,
     STATE,
     Arrays,
     Template,
@@ -39,6 +41,7 @@ from flwr_safedshb.exchange.arrays import (
 )
 from flwr_safedshb.exchange.model import SHARED
 from flwr_safedshb.flower.compat import Mod, objection
+from flwr_safedshb.privacy.accounting.limits import MAX_STEPS
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.examples import Examples
 from flwr_safedshb.privacy.gaussian import BLOCK, Draw, Vector, private_vector
@@ -70,6 +73,18 @@ class Step:
     count: int = 1
     learning_rate: float = 0.0
     states: bool = False
+    run: RunLength | None = None
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """How many steps and private evaluations a run takes at most, as its server says.
+
+    Whatever is said, the guarantee holds: a run is only committed to it.
+    """
+
+    steps: int
+    evaluations: int
 
 
 class Steps(NumPyClient):
@@ -120,7 +135,7 @@ class Steps(NumPyClient):
             raise RefusedError(reason)
         try:
             momentum, stated = take_step(self, parameters, config)
-        except Exception as error:
+        except BaseException as error:
             refused = refusal(error)
         else:
             return momentum, self.plan.num_examples, {**stated, **marked()}
@@ -174,7 +189,7 @@ def step_of(client: Steps, parameters: Arrays, config: Mapping[str, object]) -> 
     """
     number, beta = config.get("step"), config.get("momentum")
     session = config.get("session", str(client.context.run_id))
-    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+    if not _is_count(number):
         raise RefusedError(
             "the message must have step, an integer of at least 0, which the strategy "
             "SafeDSHB sends; others would take a momentum for weights"
@@ -188,11 +203,29 @@ def step_of(client: Steps, parameters: Arrays, config: Mapping[str, object]) -> 
     check_shapes(client, parameters)
     anchor, states = config.get("anchor", True), config.get(STATE, False)
     more = bool(anchor), *_several(config), bool(states)
-    return Step(number, float(beta), session, *more)
+    return Step(number, float(beta), session, *more, run_length(config))
+
+
+def run_length(config: Mapping[str, object]) -> RunLength | None:
+    """Return how long a run is, if its message says so."""
+    if RUN_STEPS not in config and RUN_EVALUATIONS not in config:
+        return None
+    steps, evaluations = (config.get(n, 0) for n in (RUN_STEPS, RUN_EVALUATIONS))
+    if not (_is_count(steps, MAX_STEPS) and _is_count(evaluations, MAX_STEPS)):
+        raise RefusedError(
+            f"the message's {RUN_STEPS} and {RUN_EVALUATIONS} must be integers from 0 "
+            f"to {MAX_STEPS}"
+        )
+    return RunLength(steps, evaluations)
+
+
+def _is_count(value: object, most: int = 2**62) -> TypeGuard[int]:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return whole and 0 <= cast(int, value) <= most
 
 
 def check_shapes(client: Steps, parameters: Arrays) -> None:
-    """Refuse arrays of a message that are not of the model's shapes."""
+    """Refuse arrays of a message that cannot be given to the model as they are."""
     shapes, own = [array.shape for array in parameters], [*client.template.shapes]
     if shapes != own:
         raise RefusedError(
@@ -200,6 +233,14 @@ def check_shapes(client: Steps, parameters: Arrays) -> None:
             f"trains {own}; use the same model on both sides, and start the run from "
             "trained_arrays(model)"
         )
+
+    for array in parameters:
+        dtype = array.dtype
+        if dtype.kind not in "fiub" or not dtype.isnative or dtype.itemsize > 8:
+            raise RefusedError(
+                f"the message has an array of dtype {dtype}, and weights are floats of "
+                "at most 64 bits"
+            )
 
 
 def _several(config: Mapping[str, object]) -> tuple[int, float]:
@@ -233,12 +274,23 @@ def charge(client: Steps, step: Step) -> Kept:
         step.session, step.number, client.gradients.size, client.context, client.ledger
     )
     if client.ledger is not None:
+        commit(client, step.session, step.run)
         client.ledger.charge(client.plan, step.count, step.session)
     else:
         last = step.number + step.count - 1
         others = client.evaluator.released(client.context) if client.evaluator else ()
         keep_to_budget(client.plan, client.max_epsilon, client.delta, last, others)
     return past
+
+
+def commit(client: Steps, session: str, run: RunLength | None) -> None:
+    """Commit a run before its first release, if its server says how long it is."""
+    if client.ledger is None or run is None:
+        return
+    block = [(client.plan, run.steps)]
+    if client.evaluator is not None:
+        block.append((client.evaluator.plan, run.evaluations))
+    client.ledger.commit(block, session)
 
 
 def _gradient(client: Steps, step: Step, parameters: Arrays) -> Vector:

@@ -143,12 +143,12 @@ class PLDAccountant:
                 f"the event's population_size={event.population_size} must be the "
                 f"config's, {size}"
             )
-        if self._config.sampling_method is SamplingMethod.WITHOUT_REPLACEMENT:
-            # Noise in units of how far one client moves the sum, which is 2C for both.
-            noise = event.noise_multiplier
-            return PrivacyPlan(1.0, noise, event.sample_size, size, "fixed")
-        everyone = self._config.sampling_method is SamplingMethod.NO_AMPLIFICATION
-        batch = size if everyone else event.sample_size
-        # There a client moves the sum by C, and our unit stays 2C.
+        # Flower's multiplier is the noise in the sum of the clipped updates over C.
+        # A plan's is the noise over 2C, whatever the sampler and the adjacency.
         noise = event.noise_multiplier / 2.0
+        method = self._config.sampling_method
+        if method is SamplingMethod.WITHOUT_REPLACEMENT:
+            return PrivacyPlan(1.0, noise, event.sample_size, size, "fixed")
+        everyone = method is SamplingMethod.NO_AMPLIFICATION
+        batch = size if everyone else event.sample_size
         return PrivacyPlan(1.0, noise, batch, size, "poisson", "add-remove")

@@ -32,6 +32,9 @@ LEARNING_RATE = "learning-rate"
 # More would keep a node busy for hours with one message.
 MAX_LOCAL_STEPS = 1000
 
+# How many steps and private evaluations the run takes at most, where that is known.
+RUN_STEPS, RUN_EVALUATIONS = "run-steps", "run-evaluations"
+
 # Asks a node to state what a run costs its examples, under the names that follow.
 STATE, EPSILON, DELTA = "state-privacy", "epsilon", "delta"
 

@@ -22,7 +22,7 @@ from flwr_safedshb.client.client import (
     readable,
 )
 from flwr_safedshb.client.momentum import Kept
-from flwr_safedshb.client.refusal import refusal
+from flwr_safedshb.client.refusal import is_stop, refusal
 from flwr_safedshb.client.statement import statement
 from flwr_safedshb.client.step import (
     Step,
@@ -139,7 +139,7 @@ def trained(
             continue
         try:
             past = charge(client, step)
-        except Exception as error:
+        except BaseException as error:
             results[i] = refusal(error)
             continue
         asked = _Asked(i, client, step, past, names, parameters)
@@ -151,7 +151,7 @@ def trained(
     return [results[i] for i in range(len(messages))]
 
 
-def _gradients(group: list[_Asked]) -> list[Vector | Exception]:
+def _gradients(group: list[_Asked]) -> list[Vector | BaseException]:
     """Return the private gradients of a group; where that fails, of each alone."""
     client = group[0].client
     try:
@@ -160,7 +160,9 @@ def _gradients(group: list[_Asked]) -> list[Vector | Exception]:
         # Only a simulation may say what is wrong with its examples.
         with causes_shown(not any(one.client.randomness.private for one in group)):
             return [*private_vectors(client.gradients, draws, client.weight_decay)]
-    except Exception as error:
+    except BaseException as error:
+        if is_stop(error):
+            raise
         if len(group) == 1:
             return [error]
     return [found for one in group for found in _gradients([one])]
@@ -215,16 +217,16 @@ def _level(batches: Sequence[Drawn]) -> list[Drawn]:
 
 
 def _finished(
-    message: Message, one: _Asked, found: Vector | Exception
+    message: Message, one: _Asked, found: Vector | BaseException
 ) -> Message | Exception:
-    if isinstance(found, Exception):
+    if isinstance(found, BaseException):
         return refusal(found)
     try:
         momentum = finish(one.client, one.step, one.past, found)
         count = one.client.plan.num_examples
         stated = statement(one.client, one.step) if one.step.states else {}
         return reply_with(message, one.names, momentum, count, {**stated, **marked()})
-    except Exception as error:
+    except BaseException as error:
         return refusal(error)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from numbers import Integral, Real
 from typing import Literal, get_args
@@ -141,6 +141,19 @@ class PrivacyPlan:
     def sampling_rate(self) -> float:
         """Q = b / m, the probability that a given example is in a batch."""
         return self.batch_size / self.num_examples
+
+    def in_unit(self, unit: Adjacency) -> PrivacyPlan:
+        """Return a plan that costs the same, accounted in a unit of privacy.
+
+        An adjacency only names the unit: the mechanism is the same. Neither the clip
+        nor how it is computed changes the cost.
+
+        Raises
+        ------
+        ValueError
+            If the sampler has no accountant for the unit.
+        """
+        return replace(self, clip_norm=1.0, clipping="per-example", adjacency=unit)
 
     def epsilon(self, steps: int, delta: float) -> float:
         """Epsilon of ``steps`` releases (T) at ``delta``; infinite without noise."""

@@ -43,6 +43,9 @@ class NodePolicy:
         The largest share of the examples in a batch (b/m).
     sampling, adjacency : str, optional
         The words a plan may use, separated by commas.
+    unit : {"replace-one", "add-remove"}, optional
+        The unit of privacy of the node's ledger, fixed when it is made; replace-one
+        unless it is named. Plans are accounted in it, whatever adjacency they name.
     require_secure_noise : bool, optional
         Whether noise that can be repeated from a seed is refused. A node that keeps a
         ledger refuses it unless this is False.
@@ -55,6 +58,7 @@ class NodePolicy:
     max_sampling_rate: float | None = None
     sampling: str | None = None
     adjacency: str | None = None
+    unit: Adjacency | None = None
     require_secure_noise: bool | None = None
 
     def __post_init__(self) -> None:
@@ -70,6 +74,10 @@ class NodePolicy:
                     f"{_key(name)}={value!r} must be words out of "
                     f"{', '.join(sorted(words))}, separated by commas"
                 )
+        if self.unit not in (None, *get_args(Adjacency)):
+            raise ValueError(
+                f"unit={self.unit!r} must be one of {', '.join(get_args(Adjacency))}"
+            )
         if not isinstance(self.require_secure_noise, bool | None):
             raise ValueError(
                 f"require-secure-noise={self.require_secure_noise!r} must be true or "
@@ -98,8 +106,8 @@ class NodePolicy:
             raise ValueError(
                 f"the node's configuration has the unknown key {unknown[0]!r}; "
                 + (f"did you mean {near[0]!r}? " if near else "")
-                + "A key of the app's own is named in node_keys of its SafeDSHBClient; "
-                + f"known are {', '.join(known)}"
+                + "a key of the app's own must be named in node_keys of the client; "
+                + f"known are the rules {', '.join(rules)}"
             )
         given = {rules[key]: value for key, value in config.items() if key in rules}
         return cls(**given)  # type: ignore[arg-type]  # checked by __post_init__
@@ -150,6 +158,8 @@ class NodePolicy:
             allowed = getattr(self, rule)
             if allowed is not None and word not in _split(allowed):
                 raise _violation(rule, allowed, word)
+        if self.unit not in (None, *plan.sampler.adjacencies):
+            raise _violation("unit", str(self.unit), f"{plan.sampling} batches")
         if self.require_secure_noise and not secure_noise:
             raise _violation("require_secure_noise", "true", "noise from a seed")
         for name, number in (("max_epsilon", max_epsilon), ("delta", delta)):

@@ -51,7 +51,7 @@ from flwr_safedshb.server.screening import (
     refuse_total_failure,
     screen_all,
 )
-from flwr_safedshb.server.settings import warn_of_idle_settings
+from flwr_safedshb.server.settings import run_length, warn_of_idle_settings
 from flwr_safedshb.server.statements import statements
 from flwr_safedshb.theory import kappa_spectral
 
@@ -163,6 +163,7 @@ class Rounds(ResumableStrategy):
             # The step before this one may have to be taken up again.
             "anchor": due,
             STATE: states,
+            **run_length(self, progress),
             # Objects have the hash of their bytes for a name: nobody can guess it.
             "nonce": secrets.token_hex(8),
         }

@@ -39,7 +39,11 @@ from flwr_safedshb.server.participation import Participation, warn_of_strangers
 from flwr_safedshb.server.private_evaluation import PrivateEvaluations, concluded
 from flwr_safedshb.server.progress import EvaluateFn, History, Progress
 from flwr_safedshb.server.schedules import Schedule, rates_at
-from flwr_safedshb.server.settings import check_initial, settings_of
+from flwr_safedshb.server.settings import (
+    check_initial,
+    settings_of,
+    warn_of_plain_evaluation,
+)
 from flwr_safedshb.server.statements import log_privacy
 
 # Which random choice a generator is for.
@@ -181,6 +185,7 @@ class ResumableStrategy(FedAvg):
         if not isinstance(num_rounds, int) or num_rounds < 0:
             raise ValueError(f"num_rounds={num_rounds!r} must be an integer from 0 on")
         check_initial(initial_arrays)
+        warn_of_plain_evaluation(self.fraction_evaluate)
         self._rates = [self._rates_in(number) for number in range(num_rounds)]
         settings = settings_of(self, initial_arrays, self._rates, **configs)
         progress = None
@@ -207,7 +212,7 @@ class ResumableStrategy(FedAvg):
         """
         if self.checkpoint is not None:
             save(self.checkpoint, progress)
-        log_privacy(progress.train.get(progress.step, {}))
+        log_privacy(progress.train.get(progress.step, {}), self.fraction_evaluate > 0.0)
         rounds, skipped = len(progress.train), len(progress.skipped_rounds)
         if skipped:
             told = "%d of %d rounds were skipped, and took no step"

@@ -19,9 +19,15 @@ from flwr.common import log
 
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.aggregation.rule import Rule
-from flwr_safedshb.exchange.arrays import MAX_LOCAL_STEPS, read
+from flwr_safedshb.exchange.arrays import (
+    MAX_LOCAL_STEPS,
+    RUN_EVALUATIONS,
+    RUN_STEPS,
+    read,
+)
 
 if TYPE_CHECKING:
+    from flwr_safedshb.server.progress import Progress
     from flwr_safedshb.server.run import ResumableStrategy
     from flwr_safedshb.server.strategy import SafeDSHB
 
@@ -132,6 +138,34 @@ def warn_of_idle_settings(config: Mapping[str, object]) -> None:
             "batch of the client's plan, and its rate is server_learning_rate",
             ", ".join(idle),
         )
+
+
+def warn_of_plain_evaluation(fraction: float) -> None:
+    """Say that evaluations without noise are outside of any privacy guarantee."""
+    if fraction > 0.0:
+        log(
+            WARNING,
+            "fraction_evaluate=%g: nodes report what they measure on private data "
+            "without noise, outside of their privacy guarantee, and nodes that keep a "
+            "budget refuse it; evaluate_every asks for private evaluations instead",
+            fraction,
+        )
+
+
+def run_length(strategy: ResumableStrategy, progress: Progress) -> dict[str, int]:
+    """Return how many steps and evaluations each node takes at most, if it is known.
+
+    It is not known of a run that `start` did not begin, and a node that takes part in
+    some rounds only would be committed to far more steps than it takes.
+    """
+    rounds = progress.num_rounds
+    if strategy.num_rounds is None or strategy.participation.fraction < 1.0:
+        return {}
+    asked, evaluations = strategy.evaluations, 0
+    if asked is not None:
+        evaluations = rounds // asked.every + (rounds % asked.every > 0)
+    steps = rounds * strategy.local_steps
+    return {RUN_STEPS: steps, RUN_EVALUATIONS: evaluations}
 
 
 def log_settings(strategy: SafeDSHB) -> None:

@@ -55,8 +55,16 @@ def statements(
     }
 
 
-def log_privacy(metrics: Mapping[str, object]) -> None:
-    """Say at the end of a run what it costs, and name the nodes that stand out."""
+def log_privacy(metrics: Mapping[str, object], plain_evaluation: bool = False) -> None:
+    """Say at the end of a run what it costs, and name the nodes that stand out.
+
+    Parameters
+    ----------
+    metrics : mapping
+        Of the last round.
+    plain_evaluation : bool
+        Whether nodes were asked to evaluate without noise, which no statement covers.
+    """
     if NODES not in metrics:
         return
     nodes = cast(list[int], metrics[NODES])
@@ -64,11 +72,12 @@ def log_privacy(metrics: Mapping[str, object]) -> None:
     deltas = cast(list[float], metrics[DELTAS])
     log(
         INFO,
-        "Privacy, as %d nodes state it: epsilon from %.4g to %.4g, delta up to %.4g",
+        "Privacy, as %d nodes state it: epsilon from %.4g to %.4g, delta up to %.4g%s",
         len(nodes),
         min(epsilons),
         max(epsilons),
         max(deltas),
+        "; what they evaluated without noise is NOT covered" * plain_evaluation,
     )
     usual = median(epsilons)
     for node, epsilon in zip(nodes, epsilons, strict=True):

@@ -11,7 +11,6 @@ import pytest
 
 from flwr_safedshb import cli
 from flwr_safedshb.client.node import LEDGER_NAME
-from flwr_safedshb.privacy.accounting import accountant
 from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
 from flwr_safedshb.privacy.ledger.snapshot import snapshot
 from flwr_safedshb.privacy.plan import PrivacyPlan
@@ -48,21 +47,37 @@ def test_show_says_what_was_spent_on_which_run_and_what_is_left(
     assert code == 0
     found = json.loads(out)
     assert (found["max_epsilon"], found["delta"]) == (3.0, 1e-5)
-    exact = accountant.epsilon([(ONE, 7), (TWO, 7)], 1e-5)
-    assert found["spent"]["epsilon"] == pytest.approx(exact)
+    with Ledger(path) as ledger:
+        assert found["spent"]["epsilon"] == ledger.epsilon()
+        assert found["spent"]["accountant"] == "Renyi filter"
+        left = {x["plan"]["noise_multiplier"]: x["steps"] for x in found["left"]}
+        assert left == {1.0: ledger.steps_left(ONE), 2.0: ledger.steps_left(TWO)}
+    assert found["unit"] == "replace-one"
     assert found["spent"]["steps"] == 14
     runs = {run["run"]: run for run in found["runs"]}
     assert runs["a"]["steps"] == 5
     assert runs["a"]["epsilon_alone"] == pytest.approx(ONE.epsilon(5, 1e-5))
     assert runs["b"]["steps"] == 9
     assert len(runs["b"]["plans"]) == 2
-    (left,) = [x for x in found["left"] if x["plan"]["noise_multiplier"] == 1.0]
-    fits = [
-        accountant.epsilon([(ONE, 7 + left["steps"] + k), (TWO, 7)], 1e-5) <= 3.0
-        for k in (0, 1)
-    ]
-    assert fits == [True, False]
     assert state(path.parent) == before
+
+
+def test_show_says_what_was_committed_and_how_much_of_it_is_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / LEDGER_NAME
+    with Ledger(path, 3.0, 1e-5) as ledger:
+        ledger.commit([(ONE, 40)], "a")
+        ledger.charge(ONE, 5, "a")
+    _, out, _ = said(capsys, "show", str(path), "--json")
+    found = json.loads(out)
+    assert found["spent"]["epsilon"] == ONE.epsilon(40, 1e-5)
+    assert found["spent"]["accountant"] == "PLD accountant"
+    (committed,) = found["committed"]
+    assert (committed["steps"], committed["used"]) == (40, 5)
+    _, out, _ = said(capsys, "show", str(path))
+    assert "committed by run a: 40 steps of C 1," in out
+    assert "5 used by all runs" in out
 
 
 def test_the_table_and_every_way_to_name_a_ledger(
@@ -155,8 +170,8 @@ def test_what_a_dead_writer_left_is_undone_in_the_copy_alone(
     writer.execute("BEGIN IMMEDIATE")
     writer.execute("UPDATE ledger SET count = 99")
     for number in range(200):
-        row = (f"x{number}", "t", 1, b"0" * 4000, b"")
-        writer.execute("INSERT INTO state VALUES (?,?,?,?,?)", row)
+        text = f"{number}" + "0" * 4000
+        writer.execute("INSERT INTO plans (plan) VALUES (?)", (text,))
     dead = tmp_path / "dead"
     dead.mkdir()
     journal = path.with_name(f"{path.name}-journal")
@@ -181,7 +196,7 @@ def written_before(path: Path, *names: str) -> None:
     with Ledger(path) as ledger:
         for name in names:
             with ledger._transaction() as connection:
-                ledger._append(connection, ONE, 1, name)
+                ledger._append(connection, "charge", ONE, 1, name)
 
 
 def test_odd_names_of_old_ledgers_are_shown_as_text(

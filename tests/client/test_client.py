@@ -140,7 +140,8 @@ def test_the_charge_comes_before_the_data(tmp_path: Path) -> None:
 
 
 def test_an_exhausted_budget_ends_in_a_refusal(tmp_path: Path) -> None:
-    context = node(tmp_path, max_epsilon=PLAN.epsilon(2, 1e-5) * 1.01)
+    limit = PLAN.epsilon(2, 1e-5) * 1.01
+    context = node(tmp_path, max_epsilon=limit, commit_steps=2)
     ask(context, 0)
     ask(context, 1)
     with pytest.raises(RefusedError, match="budget of this node is spent"):

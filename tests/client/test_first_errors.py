@@ -184,7 +184,7 @@ ERRORS: dict[str, tuple[object, dict[str, Any], str, str]] = {
         (INPUTS, LABELS),
         {"context": node(data_path="x")},
         "unknown key 'data-path'",
-        "named in node_keys",
+        "must be named in node_keys",
     ),
 }
 

@@ -20,7 +20,6 @@ from flwr_safedshb.client.client import RefusedError
 from flwr_safedshb.client.momentum import Kept, MomentumFiles, Vector
 from flwr_safedshb.client.node import LEDGER_NAME
 from tests.clients import ask, ledger, node, same
-from tests.privacy.ledger.older import keep_as_before
 
 SIZE = 50
 
@@ -180,19 +179,28 @@ def test_going_back_twice_finds_the_anchor_twice(tmp_path: Path) -> None:
         assert same(ask(context, 4, anchor=False), expected[4])
 
 
-def test_state_of_an_older_version_is_moved(tmp_path: Path) -> None:
-    context, straight = node(tmp_path), node()
-    expected = [ask(straight, t, session="run") for t in range(4)]
-    ask(context, 0, session="another")
-    flat = [
-        np.concatenate([layer.reshape(-1) for layer in layers])
-        for layers in (expected[2], expected[1])
-    ]
-    path = tmp_path / "state" / LEDGER_NAME
-    keep_as_before(path, "run", 2, [*flat, np.array([1])])
-    assert same(ask(context, 2, session="run"), expected[2])  # from its anchor
-    assert ledger(tmp_path).load_state("run") is None
-    assert same(ask(context, 3, session="run"), expected[3])
+def test_a_momentum_is_on_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut a name without its bytes, or none, would lose the momentum."""
+    done: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def watched_fsync(handle: int) -> None:
+        kind = "folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file"
+        done.append(f"fsync {kind}")
+        if kind == "file":  # with all that was written
+            assert os.fstat(handle).st_size > 4 * SIZE
+        fsync(handle)
+
+    def watched_replace(source: Path, target: Path) -> None:
+        done.append("rename")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(os, "replace", watched_replace)
+    MomentumFiles(tmp_path).write("run", Kept(0, momentum(0)))
+    assert done == ["fsync file", "rename", "fsync folder"]
 
 
 def test_nothing_is_kept_twice(tmp_path: Path) -> None:

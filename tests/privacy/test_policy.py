@@ -17,6 +17,7 @@ STRICT: dict[str, Value] = {
     "max-sampling-rate": 0.01,
     "sampling": "fixed",
     "adjacency": "replace-one",
+    "unit": "replace-one",
     "require-secure-noise": True,
 }
 
@@ -26,7 +27,7 @@ def test_no_rules_refuse_nothing() -> None:
     asked = {"max_epsilon": 1e12, "delta": 0.1, "secure_noise": False}
     NodePolicy().check(weak, **asked)  # type: ignore[arg-type]
     # Every one of these rules alone refuses it.
-    for key in STRICT.keys() - {"sampling", "adjacency"}:
+    for key in STRICT.keys() - {"sampling", "adjacency", "unit"}:
         rules = {key: STRICT[key]}
         if key in ("max-epsilon", "delta"):
             rules = {k: STRICT[k] for k in ("max-epsilon", "delta")}
@@ -66,6 +67,7 @@ def test_every_rule_has_a_key_and_meeting_it_exactly_is_enough() -> None:
         ("max-sampling-rate", 0.01, PrivacyPlan(1.0, 2.0, 11, 1000), {}),
         ("sampling", "fixed", POISSON, {}),
         ("adjacency", "replace-one", POISSON, {}),
+        ("unit", "add-remove", PLAN, {}),
         ("require-secure-noise", True, PLAN, {"secure_noise": False}),
     ],
 )

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Error, Message
@@ -16,7 +17,7 @@ from flwr_safedshb.flower.grid import WrappedGrid
 from flwr_safedshb.grids.adversarial import AdversarialGrid
 from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.server.strategy import SafeDSHB
-from tests.clients import THETA, make
+from tests.clients import THETA, make, node
 from tests.federation import federation, model
 
 
@@ -87,19 +88,16 @@ FLOORS: dict[int, dict[str, float | str]] = {
 }
 
 
-def careful(context: Context) -> SafeDSHBClient:
-    """Make a client whose node has a floor; the plan's are 1 and 1."""
-    config = context.node_config
-    floor = FLOORS.get(int(config["partition-id"]), {"min-noise-multiplier": 1.0})
-    mine = Context(
-        context.run_id, context.node_id, {**config, **floor}, context.state, {}
-    )
-    return make(mine)
-
-
 def test_a_node_whose_floor_is_not_met_refuses_and_the_server_logs_the_rule(
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def careful(context: Context) -> SafeDSHBClient:
+        """Make a client whose node has a floor; the plan's are 1 and 1."""
+        number = int(context.node_config["partition-id"])
+        own = node(tmp_path / str(number), min_noise_multiplier=1.0).node_config
+        own = {**own, **FLOORS.get(number, {})}
+        return make(Context(context.run_id, context.node_id, own, context.state, {}))
+
     initial = ArrayRecord(
         {name: Array(x) for name, x in zip(("weight", "bias"), THETA, strict=True)}
     )

@@ -121,7 +121,7 @@ def test_a_node_with_a_ledger_states_what_it_was_charged_for(tmp_path: Path) -> 
     context = node(tmp_path)
     asked: dict[str, Scalar] = {"step": 0, "momentum": 0.5, "session": "other"}
     make(context).fit([*THETA], asked)
-    asked = {**asked, "session": "this"}
+    asked = {**asked, "session": "this", "run-steps": 2}
     make(context).fit([*THETA], asked)
     _, _, said = make(context).fit([*THETA], {**asked, "state-privacy": True})
     expected = make(context).plan.epsilon(2, 1e-5)

@@ -58,7 +58,7 @@ class _Good(Dataset[object]):
 
 def odd_configs() -> Iterator[tuple[str, object]]:
     """Return configs of a round that are odd in one value."""
-    for key in (*ASKED, "anchor"):
+    for key in (*ASKED, "anchor", "run-steps", "run-evaluations"):
         for value in ODD:
             what = f"{type(value).__name__} {value!r}"
             yield f"config {key}: {what}", {**ASKED, key: value}

@@ -17,6 +17,7 @@ from flwr_safedshb.deployment.audit.report import (
 )
 from flwr_safedshb.deployment.audit.transcripts import compare_transcripts
 from flwr_safedshb.privacy.audit.label import read_labels
+from flwr_safedshb.privacy.audit.orders import attack_orders
 from flwr_safedshb.privacy.audit.plans import attack_limits, attack_plans
 from flwr_safedshb.privacy.audit.search import search, worst_trials
 from flwr_safedshb.privacy.audit.subject import Subject
@@ -93,3 +94,4 @@ def attack_node(settings: Settings) -> Iterator[CasesRow]:
     yield cases_row(compare_transcripts(settings.rounds))
     yield cases_row(attack_limits())
     yield cases_row(attack_plans())
+    yield cases_row(attack_orders())

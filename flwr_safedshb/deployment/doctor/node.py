@@ -25,7 +25,6 @@ from flwr_safedshb.deployment.doctor.machine import (
 )
 from flwr_safedshb.deployment.node_file import NodeFile
 from flwr_safedshb.privacy import unusable
-from flwr_safedshb.privacy.accounting import accountant
 from flwr_safedshb.privacy.gaussian import private_gradient
 from flwr_safedshb.privacy.ledger import database
 from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
@@ -106,16 +105,17 @@ def _check_ledger(path: Path, aside: Path) -> tuple[Check, str | None]:
     try:
         with open_copy(path, copy) as ledger:
             charges = ledger.charges()
-            spent, limit = ledger.epsilon(), ledger.max_epsilon
+            spent, limit = ledger.statement(), ledger.max_epsilon
     except LedgerError as error:
         copy.unlink(missing_ok=True)  # what comes next is looked at without it
         return Check("ledger", "failed", str(error)), None
     finding = (
-        f"epsilon = {spent:.4g} of {limit:g} is spent at delta = {ledger.delta:g}, in "
+        f"epsilon = {spent.epsilon:.4g} of {limit:g} is spent at "
+        f"delta = {ledger.delta:g} ({ledger.unit}), in "
         f"{len({charge.run for charge in charges})} runs"
     )
     newest = charges[-1].time if charges else None
-    return Check("ledger", "ok" if spent < limit else "failed", finding), newest
+    return Check("ledger", "ok" if spent.epsilon < limit else "failed", finding), newest
 
 
 def _check_client(
@@ -172,8 +172,7 @@ def _check_step(client: SafeDSHBClient) -> Check:
 
 def _check_budget(client: SafeDSHBClient, ledger: Ledger, steps: int | None) -> Check:
     """Say how much of the run the budget allows, beside what is spent."""
-    charges = [(charge.plan, charge.steps) for charge in ledger.charges()]
-    left = accountant.max_steps(charges, client.plan, ledger.delta, ledger.max_epsilon)
+    left = ledger.steps_left(client.plan)
     bound = f"within epsilon = {ledger.max_epsilon:g} at delta = {ledger.delta:g}"
     if steps is None:
         finding = f"{left} steps of this run fit {bound}"
@@ -182,7 +181,10 @@ def _check_budget(client: SafeDSHBClient, ledger: Ledger, steps: int | None) -> 
         return Check(
             "budget", "failed", f"{left} of the run's {steps} steps fit {bound}"
         )
-    after = accountant.epsilon([*charges, (client.plan, steps)], ledger.delta)
+    # On the copy, or on a ledger that nobody sees.
+    ledger.commit([(client.plan, steps)], "doctor")
+    ledger.charge(client.plan, steps, "doctor")
+    after = ledger.epsilon()
     return Check(
         "budget", "ok", f"the run's {steps} steps fit {bound}: {after:.4g} after it"
     )

@@ -15,21 +15,19 @@ from flwr_safedshb.privacy.accounting.limits import (
     checked_steps,
 )
 from flwr_safedshb.privacy.plan import ALL, PrivacyPlan, PrivacyStatement
+from flwr_safedshb.privacy.samplers import Adjacency
 
 Charges = Sequence[tuple[PrivacyPlan, int]]
+Totals = dict[PrivacyPlan, int]
 Bound = Callable[[pld.Steps, float], float]
 
 
-def epsilon(charges: Charges, delta: float) -> float:
-    """Epsilon of all charges together.
+def epsilon(charges: Charges, delta: float, unit: Adjacency | None = None) -> float:
+    """Epsilon of all charges together, for plans that were fixed beforehand.
 
     It comes from the composed privacy loss distributions, whose own numerical errors
-    are part of it, or from the moments of the losses where these give less.
-
-    Steps may follow different plans. If some plans state replace-one and others
-    add-remove, all are accounted under replace-one: a plan's adjacency only names the
-    unit, the mechanism is the same, and its replace-one epsilon holds for add-remove
-    too (a removed example is one replaced by an example without gradient).
+    are part of it, or from the moments of the losses where these give less. Plans that
+    were chosen by looking at releases cost `filtering.epsilon`.
 
     Parameters
     ----------
@@ -37,44 +35,79 @@ def epsilon(charges: Charges, delta: float) -> float:
         Plans, and how many steps (T) were released under each.
     delta : float
         In [1e-12, 0.1].
+    unit : {"replace-one", "add-remove"}, optional
+        The unit of privacy. By default that of the plans, or replace-one if they
+        differ: a plan's adjacency only names the unit, and its replace-one epsilon
+        holds for add-remove too (a removed example is one replaced by an example
+        without gradient).
 
     Returns
     -------
     float
         0 without steps; infinity if a step had no noise, or if there are more steps
         than can be accounted for.
+
+    Raises
+    ------
+    ValueError
+        If a plan's sampler has no accountant for the unit.
     """
-    return _worst(pld.composed_epsilon, charges, delta)
+    return worst(pld.composed_epsilon, charges, delta, unit)
 
 
-def epsilon_upper_bound(charges: Charges, delta: float) -> float:
-    """Bound epsilon from above in milliseconds, by the moments of the losses.
+def epsilon_upper_bound(
+    charges: Charges, delta: float, unit: Adjacency | None = None
+) -> float:
+    """Bound `epsilon` from above in milliseconds, by the moments of the losses.
 
     For a quick yes: where this fits a budget, `epsilon` does.
     """
-    return _worst(pld.quick_epsilon, charges, delta)
+    return worst(pld.quick_epsilon, charges, delta, unit)
 
 
-def statement(charges: Charges, delta: float) -> PrivacyStatement:
+def statement(
+    charges: Charges, delta: float, unit: Adjacency | None = None
+) -> PrivacyStatement:
     """Epsilon of all charges together, with the mechanism and unit it is true for."""
-    merged = _merged(charges)
-    renyi, exact = epsilon_upper_bound(charges, delta), epsilon(charges, delta)
+    renyi = epsilon_upper_bound(charges, delta, unit)
+    exact = epsilon(charges, delta, unit)
+    accountant = "PLD accountant" if exact < renyi else "RDP accountant"
+    return statement_of(exact, charges, delta, unit, accountant)
+
+
+def statement_of(
+    epsilon: float,
+    charges: Charges,
+    delta: float,
+    unit: Adjacency | None,
+    accountant: str,
+) -> PrivacyStatement:
+    """State an epsilon of charges, with the mechanism and unit it is true for."""
+    merged = _merged(charges, unit)
     return PrivacyStatement(
-        epsilon=exact,
+        epsilon=epsilon,
         delta=delta,
         steps=sum(merged.values()),
         sampler=_words(plan.sampler.description for plan in merged),
         adjacency=_words(plan.adjacency for plan in merged),
-        accountant="PLD accountant" if exact < renyi else "RDP accountant",
+        accountant=accountant,
     )
 
 
-def _worst(bound: Bound, charges: Charges, delta: float) -> float:
-    """Return the largest bound, over the parts that an example may be in."""
-    return max(_worst_of(bound, part, delta) for part in _parts(charges))
+def worst(
+    bound: Bound, charges: Charges, delta: float, unit: Adjacency | None
+) -> float:
+    """Return the largest bound, over the parts that an example may be in.
+
+    Units are joined before charges are split into parts: each part is accounted in the
+    unit of all.
+    """
+    delta = checked_delta(delta)
+    parts = _parts(_merged(charges, unit))
+    return max(_bound_part(bound, part, delta) for part in parts)
 
 
-def _parts(charges: Charges) -> list[Charges]:
+def _parts(merged: Totals) -> list[Totals]:
     """Return what the examples of each part pay for.
 
     The parts of a split have no example in common, and which one an example is in does
@@ -83,35 +116,37 @@ def _parts(charges: Charges) -> list[Charges]:
     for the charges of its own part, and for those of all examples. Where a node has
     split its data in two ways, an example may be in any part of each, and pays for all.
     """
-    split = {plan.part for plan, steps in charges if steps} - {ALL}
+    split = {plan.part for plan in merged} - {ALL}
     digests = {part.partition(":")[2] for part in split}
     if len(digests) != 1:
         split = {ALL}
-    whole = [(replace(plan, part=ALL), plan.part, n) for plan, n in charges]
-    return [
-        [(p, n) for p, own, n in whole if split == {ALL} or own in (ALL, part)]
-        for part in sorted(split)
-    ]
+    parts: list[Totals] = []
+    for part in sorted(split):
+        paid: Totals = {}
+        for plan, steps in merged.items():
+            if split == {ALL} or plan.part in (ALL, part):
+                same = replace(plan, part=ALL)
+                paid[same] = paid.get(same, 0) + steps
+        parts.append(paid)
+    return parts
 
 
-def _worst_of(bound: Bound, charges: Charges, delta: float) -> float:
+def _bound_part(bound: Bound, paid: Totals, delta: float) -> float:
     """Return the larger of the bounds for what may happen to an example."""
-    delta = checked_delta(delta)
-    merged = _merged(charges)
-    if not merged:
+    if not paid:
         return 0.0
-    silent = any(plan.noise_multiplier == 0 for plan in merged)
-    if silent or sum(merged.values()) > MAX_STEPS:
+    silent = any(plan.noise_multiplier == 0 for plan in paid)
+    if silent or sum(paid.values()) > MAX_STEPS:
         return math.inf
     # In an order of their own, lest the order of charges show in the last digits.
-    kinds = sorted(merged.items(), key=lambda item: item[0].to_json())
+    kinds = sorted(paid.items(), key=lambda item: item[0].to_json())
     profiles = [(plan.sampler.profiles(plan), steps) for plan, steps in kinds]
-    worst = 0.0
+    largest = 0.0
     for i in range(max(len(several) for several, _ in profiles)):
         found = bound([(some[i % len(some)], steps) for some, steps in profiles], delta)
         # Not a number means that nothing is known.
-        worst = max(worst, float(found)) if found >= 0 else math.inf
-    return worst
+        largest = max(largest, float(found)) if found >= 0 else math.inf
+    return largest
 
 
 def _words(words: Iterable[str]) -> str:
@@ -119,7 +154,11 @@ def _words(words: Iterable[str]) -> str:
 
 
 def max_steps(
-    charges: Charges, plan: PrivacyPlan, delta: float, max_epsilon: float
+    charges: Charges,
+    plan: PrivacyPlan,
+    delta: float,
+    max_epsilon: float,
+    unit: Adjacency | None = None,
 ) -> int:
     """Count the further steps of ``plan`` that fit after ``charges``.
 
@@ -128,8 +167,8 @@ def max_steps(
     int
         The largest number whose epsilon is at most ``max_epsilon``, at most 10^9.
     """
-    past = tuple(_merged(charges).items())
-    return _max_steps(past, plan, checked_delta(delta), max_epsilon)
+    past = tuple((each, steps) for each, steps in charges if steps)
+    return _max_steps(past, plan, checked_delta(delta), max_epsilon, unit)
 
 
 @lru_cache(maxsize=64)
@@ -138,20 +177,33 @@ def _max_steps(
     plan: PrivacyPlan,
     delta: float,
     max_epsilon: float,
+    unit: Adjacency | None,
 ) -> int:
-    def cost(bound: Callable[[Charges, float], float], steps: int) -> float:
-        return bound([*past, (plan, steps)], delta)
+    def cost(
+        bound: Callable[[Charges, float, Adjacency | None], float], steps: int
+    ) -> float:
+        return bound([*past, (plan, steps)], delta, unit)
 
     # The first bound is cheaper than the second, and never below it.
     steps = 0
     for bound in (epsilon_upper_bound, epsilon):
-        steps = _last_fitting(partial(cost, bound), max_epsilon, steps)
+        steps = last_fitting(partial(cost, bound), max_epsilon, steps)
     return steps
 
 
-def _last_fitting(cost: Callable[[int], float], limit: float, known: int) -> int:
-    """Find the largest count that costs at most ``limit``, from one that may."""
-    low, high = known, MAX_STEPS + 1
+def last_fitting(
+    cost: Callable[[int], float], limit: float, known: int = 0, most: int = MAX_STEPS
+) -> int:
+    """Find the largest count up to `most` that costs at most ``limit``.
+
+    Parameters
+    ----------
+    cost : callable (count) -> float
+        It does not decrease.
+    known : int
+        A count that may cost at most ``limit``; 0 is returned if it does not.
+    """
+    low, high = known, most + 1
     at_low, at_high = cost(low), math.inf
     if not (at_low <= limit and at_low < math.inf):
         return 0
@@ -185,16 +237,13 @@ def _guess(
     return min(max(low + 1, math.floor(guess)), high - 1)
 
 
-def _merged(charges: Charges) -> dict[PrivacyPlan, int]:
+def _merged(charges: Charges, unit: Adjacency | None) -> Totals:
     """Add up the steps of plans that cost the same, in one unit of privacy."""
     units = {plan.adjacency for plan, steps in charges if steps}
-    merged: dict[PrivacyPlan, int] = {}
+    joined: Adjacency = units.pop() if len(units) == 1 else "replace-one"
+    merged: Totals = {}
     for plan, steps in charges:
-        same = replace(
-            plan,
-            clip_norm=1.0,
-            clipping="per-example",
-            adjacency=plan.adjacency if len(units) == 1 else "replace-one",
-        )
-        merged[same] = merged.get(same, 0) + checked_steps(steps)
-    return {plan: steps for plan, steps in merged.items() if steps}
+        if count := checked_steps(steps):
+            same = plan.in_unit(unit or joined)
+            merged[same] = merged.get(same, 0) + count
+    return merged

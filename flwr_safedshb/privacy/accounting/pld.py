@@ -29,6 +29,7 @@ from functools import cache, lru_cache
 import numpy as np
 from scipy.optimize import brentq
 
+from flwr_safedshb.privacy.accounting.limits import MAX_STEPS
 from flwr_safedshb.privacy.accounting.losses import (
     ORDERS,
     Floats,
@@ -72,6 +73,20 @@ def composed_epsilon(steps: Steps, delta: float) -> float:
     Of more than 16 different plans it is the quick bound.
     """
     return _composed_epsilon(tuple(steps), delta)
+
+
+def adaptive_moments(steps: Steps, delta: float) -> tuple[Floats, float]:
+    """Return log E[e^(r L)] of the total loss for every positive r, and log delta.
+
+    Steps need not be known beforehand. What is left out of the losses is the same for
+    each step, and so little that delta pays for as many as can be charged.
+    """
+    level = _level(MAX_STEPS / (_REMOVED * delta))
+    parts = [_Part(profile, n, _spacing(profile), level) for profile, n in steps]
+    positive = ORDERS > 0
+    # A loss may be larger than it is said to be by the slack.
+    total = sum(p.moments[positive] + ORDERS[positive] * p.slack for p in parts)
+    return np.asarray(total), math.log(delta * (1.0 - 2 * _REMOVED))
 
 
 # A plan, its statement and a ledger that pays for it ask for the same again.

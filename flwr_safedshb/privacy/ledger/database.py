@@ -15,27 +15,23 @@ from contextlib import suppress
 from pathlib import Path
 
 # What a ledger file says of itself; the first is "SDHB".
-MARKS = {"application_id": 0x53444842, "user_version": 1, "journal_mode": "delete"}
+MARKS = {"application_id": 0x53444842, "user_version": 2, "journal_mode": "delete"}
 _SCHEMA = """
 CREATE TABLE ledger (
     id INTEGER PRIMARY KEY CHECK (id = 1),
-    max_epsilon REAL NOT NULL, delta REAL NOT NULL,
+    max_epsilon REAL NOT NULL, delta REAL NOT NULL, unit TEXT NOT NULL,
     count INTEGER NOT NULL, head BLOB NOT NULL
 );
 CREATE TABLE plans (id INTEGER PRIMARY KEY, plan TEXT NOT NULL UNIQUE);
-CREATE TABLE charges (
-    id INTEGER PRIMARY KEY, time TEXT NOT NULL, run TEXT NOT NULL,
+CREATE TABLE entries (
+    id INTEGER PRIMARY KEY, time TEXT NOT NULL, run TEXT NOT NULL, kind TEXT NOT NULL,
     plan INTEGER NOT NULL REFERENCES plans (id), steps INTEGER NOT NULL,
     hash BLOB NOT NULL
 );
-CREATE TABLE state (
-    run TEXT PRIMARY KEY, time TEXT NOT NULL, step INTEGER NOT NULL,
-    arrays BLOB NOT NULL, hash BLOB NOT NULL
-);
-CREATE TRIGGER charges_stay BEFORE DELETE ON charges
-BEGIN SELECT RAISE(ABORT, 'charges are append-only'); END;
-CREATE TRIGGER charges_keep BEFORE UPDATE ON charges
-BEGIN SELECT RAISE(ABORT, 'charges are append-only'); END;
+CREATE TRIGGER entries_stay BEFORE DELETE ON entries
+BEGIN SELECT RAISE(ABORT, 'entries are append-only'); END;
+CREATE TRIGGER entries_keep BEFORE UPDATE ON entries
+BEGIN SELECT RAISE(ABORT, 'entries are append-only'); END;
 """
 
 
@@ -47,10 +43,12 @@ class LedgerCorrupted(LedgerError):  # noqa: N818  # what happened, as in Budget
     """The file is not a ledger, or not the one that was written."""
 
 
-def create(path: Path, max_epsilon: float, delta: float, head: bytes) -> None:
+def create(
+    path: Path, max_epsilon: float, delta: float, unit: str, head: bytes
+) -> None:
     """Make an empty ledger at ``path``, completely or not at all.
 
-    ``head`` is the hash that the first charge continues. Does nothing if another
+    ``head`` is the hash that the first entry continues. Does nothing if another
     process was faster.
     """
     path = Path(os.path.realpath(path))
@@ -74,8 +72,8 @@ def create(path: Path, max_epsilon: float, delta: float, head: bytes) -> None:
                 f"PRAGMA user_version = {MARKS['user_version']}; BEGIN; {_SCHEMA}"
             )
             connection.execute(
-                "INSERT INTO ledger VALUES (1, ?, ?, 0, ?)",
-                (max_epsilon, delta, head),
+                "INSERT INTO ledger VALUES (1, ?, ?, ?, 0, ?)",
+                (max_epsilon, delta, unit, head),
             )
         connection.close()
         with suppress(FileExistsError):
@@ -111,6 +109,21 @@ def _connect(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA fullfsync = ON")  # macOS: past the disk's own cache
     connection.execute("PRAGMA trusted_schema = OFF")
     return connection
+
+
+def check_marks(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse a file that is no ledger, or one of another format."""
+    for pragma, mine in MARKS.items():
+        (found,) = connection.execute(f"PRAGMA {pragma}").fetchone()
+        if found == mine:
+            continue
+        if pragma == "user_version":
+            raise LedgerError(
+                f"the ledger {path} has format {found}, and this version reads and "
+                f"writes format {mine} only; go on with the version that wrote it, or "
+                "make a new ledger for data that no run has seen"
+            )
+        raise LedgerCorrupted(refusal(path, f"its {pragma} is {found}, not {mine}"))
 
 
 def refusal(path: Path, reason: str) -> str:

@@ -4,32 +4,35 @@ Formal guarantees
 -----------------
 - A charge is on disk before it counts as made, and all charges together never exceed
   the budget (`store` says how).
-- The limits are those the ledger was created with; a process may ask for stricter ones
-  and is refused weaker ones.
+- All releases together are (max_epsilon, delta)-DP in the ledger's unit, whoever
+  chooses their plans and by whatever was released before (`budget` says why).
+- The limits and the unit are those the ledger was created with; a process may ask for
+  stricter limits and is refused weaker ones, or another unit.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import Self
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Self, get_args
 
 from flwr_safedshb.privacy.accounting.limits import EPSILON, MAX_STEPS, checked_delta
 from flwr_safedshb.privacy.ledger.database import LedgerCorrupted, LedgerError, create
+from flwr_safedshb.privacy.ledger.history import History, Kind, Totals
 from flwr_safedshb.privacy.ledger.store import (
+    Block,
     BudgetExhausted,
+    Fitting,
     Store,
-    Totals,
     genesis,
     plan_of,
 )
-from flwr_safedshb.privacy.plan import PrivacyPlan
+from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan, PrivacyStatement
+
+if TYPE_CHECKING:
+    from flwr_safedshb.privacy.ledger.budget import Budget
 
 __all__ = [
     "BudgetExhausted",
@@ -37,13 +40,7 @@ __all__ = [
     "Ledger",
     "LedgerCorrupted",
     "LedgerError",
-    "SavedState",
 ]
-
-# Steps that are looked ahead, so that not every charge needs the accountant.
-_AHEAD = 64
-
-Arrays = list[npt.NDArray[np.generic]]
 
 
 @dataclass(frozen=True)
@@ -54,14 +51,6 @@ class Charge:
     run: str
     plan: PrivacyPlan
     steps: int
-
-
-@dataclass(frozen=True)
-class SavedState:
-    """A run's state after ``step``."""
-
-    step: int
-    arrays: Arrays
 
 
 class Ledger(Store):
@@ -77,6 +66,10 @@ class Ledger(Store):
         than it was created with binds this object, a larger one is refused.
     delta : float, optional
         For an existing ledger it must be the one that it was created with.
+    unit : {"replace-one", "add-remove"}, optional
+        The unit of privacy: by how many examples neighbouring datasets differ, and how.
+        By default replace-one; for an existing ledger it must be its own. No run
+        chooses it: plans of another adjacency are accounted in the ledger's unit.
 
     Attributes
     ----------
@@ -84,6 +77,7 @@ class Ledger(Store):
         The file, by its real name.
     max_epsilon, delta : float
         The limits in force here.
+    unit : str
     """
 
     def __init__(
@@ -91,8 +85,14 @@ class Ledger(Store):
         path: str | Path,
         max_epsilon: float | None = None,
         delta: float | None = None,
+        unit: Adjacency | None = None,
     ) -> None:
         path = Path(path)
+        if unit is not None and unit not in get_args(Adjacency):
+            raise ValueError(
+                f"unit={unit!r} is unknown; use one of "
+                + ", ".join(map(repr, get_args(Adjacency)))
+            )
         if max_epsilon is not None:
             max_epsilon = EPSILON.checked("max_epsilon", max_epsilon)
         if delta is not None:
@@ -103,58 +103,74 @@ class Ledger(Store):
                     f"there is no ledger {path}; give max_epsilon and delta to create "
                     "one, or the path of the ledger that holds the past charges"
                 )
-            create(path, max_epsilon, delta, genesis(max_epsilon, delta))
+            made = unit or "replace-one"
+            head = genesis(max_epsilon, delta, made)
+            create(path, max_epsilon, delta, made, head)
         super().__init__(path)
+        if unit is not None and unit != self.unit:
+            raise LedgerError(
+                f"unit={unit!r} is not the one this ledger was created with, "
+                f"{self.unit!r}; it stays for the ledger's life"
+            )
+        self._created_with = self.max_epsilon
         self.max_epsilon = self._agreed(max_epsilon, delta)
 
-    def epsilon(self) -> float:
-        """Epsilon of everything charged so far, over all runs and plans."""
-        # The accountants are slow to import, and a client must start without them.
-        from flwr_safedshb.privacy.accounting import accountant
+    def epsilon(self, run: str | int | None = None) -> float:
+        """Epsilon of everything so far, or of one run alone.
 
-        with self._transaction() as transaction:
-            totals = dict(self._totals(transaction))
-        return accountant.epsilon(list(totals.items()), self.delta)
+        Within the first commitment it is that of the commitment, used or not; past it,
+        that of all charges by a Renyi filter. A run alone is accounted in the same way,
+        by its own commitment.
+        """
+        return self.statement(run).epsilon
+
+    def statement(self, run: str | int | None = None) -> PrivacyStatement:
+        """State `epsilon`, with the mechanism and the unit that it is true for."""
+        first, charged = self._accounted(run)
+        return self._budget(first).statement(charged)
+
+    def steps_left(self, plan: PrivacyPlan) -> int:
+        """Count the further steps of ``plan`` that fit; before any, as the first."""
+        plan = plan.in_unit(self.unit)
+        first, charged = self._accounted(None)
+        if first:
+            return self._budget(first).steps_left(plan, charged)
+        (_, steps), *_ = self._cut([(plan, MAX_STEPS)])
+        return steps
 
     def charges(self) -> list[Charge]:
         """Return every charge, oldest first."""
+        return self._listed("charge")
+
+    def commitments(self) -> list[Charge]:
+        """Return what runs were committed to, oldest first."""
+        return self._listed("commit")
+
+    def _listed(self, kind: Kind) -> list[Charge]:
         with self._transaction() as transaction:
-            self._totals(transaction)
+            self._history(transaction)
             rows = transaction.execute(
-                "SELECT time, run, p.plan, steps FROM charges c "
-                "JOIN plans p ON p.id = c.plan ORDER BY c.id"
+                "SELECT time, run, p.plan, steps FROM entries e JOIN plans p "
+                "ON p.id = e.plan WHERE kind = ? ORDER BY e.id",
+                (kind,),
             ).fetchall()
         return [
             Charge(time, run, plan_of(text), steps) for time, run, text, steps in rows
         ]
 
-    def load_state(self, run_id: str | int) -> SavedState | None:
-        """Return what an older version kept of the run here, if it did.
-
-        It had no file for a momentum and put it into the ledger.
-        """
-        with self._transaction() as transaction:
-            row = transaction.execute(
-                "SELECT step, arrays, hash FROM state WHERE run = ?", (str(run_id),)
-            ).fetchone()
-        if row is None:
-            return None
-        step, content, digest = row
-        if digest != _digest(str(run_id), step, content):
-            raise LedgerCorrupted(
-                f"the state of run {run_id} in the ledger {self.path} was "
-                "changed since it was saved; start a new run"
-            )
-        arrays: Arrays = []
-        with io.BytesIO(content) as buffer:
-            while buffer.tell() < len(content):
-                arrays.append(np.load(buffer, allow_pickle=False))
-        return SavedState(step, arrays)
-
-    def forget_state(self, run_id: str | int) -> None:
-        """Drop what `load_state` returns."""
-        with self._transaction() as transaction:
-            transaction.execute("DELETE FROM state WHERE run = ?", (str(run_id),))
+    def _accounted(self, run: str | int | None) -> tuple[Totals, Totals]:
+        """Return the first block and all charges, of everything or of one run."""
+        if run is None:
+            with self._transaction() as transaction:
+                history = self._history(transaction).copy()
+            return history.first, history.charged
+        history = History(0, b"")
+        for kind in get_args(Kind):
+            for one in self._listed(kind):
+                if one.run == str(run):
+                    plan = one.plan.in_unit(self.unit)
+                    history.add(kind, one.run, plan, one.steps, b"")
+        return history.first, history.charged
 
     def __enter__(self) -> Self:
         return self
@@ -191,25 +207,34 @@ class Ledger(Store):
                 "its delta, make a new one for data that no run has seen"
             ) from error
 
-    def _learn(self, plan: PrivacyPlan, steps: int, totals: Totals) -> Totals:
-        from flwr_safedshb.privacy.accounting import accountant
-
-        def bound(count: int) -> float:
-            charges = [*{**totals, plan: count}.items()]
-            return accountant.epsilon_upper_bound(charges, self.delta)
-
-        past = totals.get(plan, 0)
-        total = past + steps
-        ahead = min(total + max(total, _AHEAD), max(total, MAX_STEPS))
-        for enough in (ahead, total):
-            if bound(enough) <= self.max_epsilon:
-                break
+    def _learn(self, plan: PrivacyPlan, charged: Totals, first: Totals) -> Fitting:
+        budget = self._budget(first)
+        if budget.allows_first(charged):
+            self._fitting = Fitting(first, first)
         else:
-            charges, limit = [*totals.items()], self.max_epsilon
-            enough = past + accountant.max_steps(charges, plan, self.delta, limit)
-        self._fitting = {**totals, plan: enough}
+            enough = budget.most_steps(plan, charged, charged[plan])
+            self._fitting = Fitting(first, {**charged, plan: enough})
         return self._fitting
 
+    def _cut(self, block: Block) -> Block:
+        from flwr_safedshb.privacy.ledger.budget import cut_block
 
-def _digest(run: str, step: int, content: bytes) -> bytes:
-    return hashlib.sha256(f"{run}\n{step}\n".encode() + content).digest()
+        return cut_block(block, self.delta, self.max_epsilon, self.unit)
+
+    def _budget(self, first: Totals) -> Budget:
+        limits = self.delta, self._created_with, self.max_epsilon, self.unit
+        return _budget_of(tuple(first.items()), *limits)
+
+
+@lru_cache(maxsize=64)
+def _budget_of(
+    first: tuple[tuple[PrivacyPlan, int], ...],
+    delta: float,
+    max_epsilon: float,
+    limit: float,
+    unit: Adjacency,
+) -> Budget:
+    # The accountants are slow to import, and a client must start without them.
+    from flwr_safedshb.privacy.ledger.budget import Budget
+
+    return Budget(first, delta, max_epsilon, limit, unit)

@@ -343,7 +343,7 @@ def test_the_last_step_is_found_soon_whatever_others_cost(
         tried.append(steps)
         return max(others, math.sqrt(steps / last))
 
-    assert accountant._last_fitting(cost, 1.0, 0) == last
+    assert accountant.last_fitting(cost, 1.0, 0) == last
     assert len(tried) < 80
 
 

@@ -14,6 +14,7 @@ from flwr_safedshb.privacy.accounting.accountant import (
     epsilon,
     epsilon_upper_bound,
     max_steps,
+    statement,
 )
 from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted, Ledger
 from flwr_safedshb.privacy.plan import PrivacyPlan
@@ -83,6 +84,28 @@ def test_two_splits_of_the_same_data_cost_the_sum() -> None:
     assert epsilon([*past, (held_out(OTHER), 0)], DELTA) == epsilon(past, DELTA)
 
 
+def test_units_are_joined_before_the_parts_are_split() -> None:
+    """A step without a replace-one evaluation beside it costs its replace-one epsilon.
+
+    By dp_accounting: 0.5406 replace-one and 0.2764 add-remove.
+    """
+    added = PrivacyPlan(1.0, 1.0, 25, 2763, "poisson", "add-remove")
+    part = replace(added, part=f"trained:{DIGEST}")
+    charges = [(part, 400), (held_out(), 1)]
+    for bound in (epsilon, epsilon_upper_bound):
+        joined = bound([(replace(added, adjacency="replace-one"), 400)], 1e-4)
+        assert bound(charges, 1e-4) == bound([(added, 400)], 1e-4, "replace-one")
+        assert bound(charges, 1e-4) == joined
+    assert epsilon(charges, 1e-4) == pytest.approx(0.5406, abs=1e-4)
+    assert epsilon([(added, 400)], 1e-4) == pytest.approx(0.2764, abs=1e-4)
+    assert statement(charges, 1e-4).adjacency == "replace-one"
+
+
+def test_a_unit_that_a_sampler_has_no_accountant_for_is_refused() -> None:
+    with pytest.raises(ValueError, match="adjacency='add-remove' has no accountant"):
+        epsilon([(TRAIN, 1)], DELTA, "add-remove")
+
+
 def test_steps_that_fit_are_counted_for_the_part() -> None:
     limit = TRAIN.epsilon(100, DELTA)
     past = [(held_out(), 30)]
@@ -93,6 +116,7 @@ def test_steps_that_fit_are_counted_for_the_part() -> None:
 def test_a_ledger_remembers_the_split_over_runs(tmp_path: Path) -> None:
     path, limit = tmp_path / "ledger", TRAIN.epsilon(100, DELTA) * 1.0001
     with Ledger(path, limit, DELTA) as ledger:
+        ledger.commit([(trained(), 100), (held_out(), 30)], "one")
         ledger.charge(trained(), 60, "one")
         ledger.charge(held_out(), 5, "one")
     with Ledger(path) as ledger:

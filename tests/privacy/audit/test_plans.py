@@ -44,21 +44,21 @@ class NotANumber(Ledger):
         if not self.fooled:
             super().charge(plan, steps, run)
 
-    def epsilon(self) -> float:
-        return 0.0 if self.fooled else super().epsilon()
+    def epsilon(self, run: str | int | None = None) -> float:
+        return 0.0 if self.fooled else super().epsilon(run)
 
 
 class Unbounded(NotANumber):
     """The same, and says so."""
 
-    def epsilon(self) -> float:
-        return math.nan if self.fooled else super().epsilon()
+    def epsilon(self, run: str | int | None = None) -> float:
+        return math.nan if self.fooled else super().epsilon(run)
 
 
 class StaysOpen(NotANumber):
     """Reports a cost that looks right, and never refuses again."""
 
-    def epsilon(self) -> float:
+    def epsilon(self, run: str | int | None = None) -> float:
         return 0.5
 
 

@@ -13,7 +13,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train, and save the model."""
-    strategy = SafeDSHB(num_malicious_nodes=1, momentum=0.9, fraction_evaluate=1.0)
+    strategy = SafeDSHB(num_malicious_nodes=1, momentum=0.9, evaluate_every=1)
     result = strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord(Net().state_dict()),
