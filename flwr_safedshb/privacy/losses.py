@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import cast
 
 import torch
 from torch import nn
@@ -135,7 +136,8 @@ def elementary(loss: object) -> bool:
     if isinstance(loss, functools.partial):
         plain = not loss.args and loss.keywords == {"reduction": "none"}
         return loss.func in _FUNCTIONS and plain
-    return isinstance(loss, _Loss) and type(loss) in _LOSSES and unhooked(loss)
+    plain = isinstance(loss, _Loss) and "forward" not in vars(loss)
+    return plain and type(loss) in _LOSSES and unhooked(cast(_Loss, loss))
 
 
 def _refuse_no_rows(loss: _Loss, outputs: Batch, targets: Batch) -> None:

@@ -15,6 +15,12 @@ from contextvars import ContextVar
 _logger = logging.getLogger(__name__)
 _shown: ContextVar[bool] = ContextVar("shown", default=False)
 _silent: ContextVar[bool] = ContextVar("silent", default=False)
+# Signals that end a process, or that its owner may have given that meaning.
+_STOPS = [
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGALRM", "SIGUSR1")
+    if hasattr(signal, name)
+]
 # Characters of an error's text.
 _LONG = 300
 
@@ -26,7 +32,7 @@ def reraise_stop(error: BaseException) -> None:
     Everything else that reading or using an example raises, such as `SystemExit` or the
     panic of an extension module, makes that example unusable.
     """
-    found = map(signal.getsignal, signal.valid_signals())
+    found = map(signal.getsignal, _STOPS)
     handlers = {getattr(handler, "__code__", None) for handler in found} - {None}
     raised_in = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
     if isinstance(error, KeyboardInterrupt) or handlers & raised_in:
@@ -73,8 +79,8 @@ class EvenTime:
             yield
         except BaseException as error:
             reraise_stop(error)
-            self._failed.append(time.perf_counter() - start)
             log_unusable(1, error)
+            self._failed.append(time.perf_counter() - start)
         else:
             self._taken.append(time.perf_counter() - start)
 
@@ -98,6 +104,16 @@ def causes_shown(shown: bool = True) -> Iterator[None]:
         yield
     finally:
         _shown.reset(before)
+
+
+@contextmanager
+def made_to_fail() -> Iterator[None]:
+    """Ignore what made-up examples raise, and log nothing of it."""
+    with unlogged():
+        try:
+            yield
+        except BaseException as error:
+            reraise_stop(error)
 
 
 @contextmanager

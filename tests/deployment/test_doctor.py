@@ -42,13 +42,14 @@ def client_fn(context):
         raise OSError("the disk with the data is gone")
     seeded = context.run_config.get("seeded", False)
     width = int(context.run_config.get("width", 3))
-    data = torch.ones(20, 3), torch.ones(20)
+    data, more = (torch.ones(20, 3), torch.ones(20)), {}
     if context.run_config.get("odd"):
         data = [*zip(*data)][:3] + ["junk"] * 17
+        more["like"] = torch.ones(3), 1.0
     return SafeDSHBClient(
         torch.nn.Linear(width, 1), squares, data,
         PrivacyPlan(1.0, float(context.run_config["noise"]), 4, 20), context,
-        randomness=SeededRandomness(1) if seeded else None,
+        randomness=SeededRandomness(1) if seeded else None, **more,
     )
 
 def numpy_client_fn(context):

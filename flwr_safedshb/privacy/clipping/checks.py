@@ -40,7 +40,7 @@ from flwr_safedshb.privacy.losses import (
     UnsupportedModelError,
     in_words,
 )
-from flwr_safedshb.privacy.unusable import unlogged
+from flwr_safedshb.privacy.unusable import made_to_fail, reraise_stop, unlogged
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 # Made-up examples: enough to see that one does not depend on another.
@@ -181,7 +181,7 @@ def _find_pass(
         _refuse_outer_state(alone, examples)
         _refuse_own_state(alone, examples)
         partial = _find_partial_operation(copy.deepcopy(trial), loss, examples)
-        failure: Exception = ArithmeticError("gradients are too large, or differ")
+        failure: BaseException = ArithmeticError("gradients are too large, or differ")
         for kind in (Pass,) if partial else (Together, Pass):
             try:
                 found = _each(kind(copy.deepcopy(still), loss, dtype), examples)
@@ -192,7 +192,8 @@ def _find_pass(
                     return best
             except UnsupportedModelError:
                 raise
-            except Exception as error:
+            except BaseException as error:
+                reraise_stop(error)
                 failure = error
     raise _failed(failure, like)
 
@@ -231,10 +232,18 @@ def _find_partial_operation(
 
 
 def _scale(examples: Example, size: float) -> Example:
-    """Return made-up examples whose floating-point values are `size` times as large."""
+    """Return made-up examples that are `size` times as large.
+
+    Whole numbers stay as they are up to 1000, and then become such as no label has.
+    """
 
     def scale(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor * size if tensor.is_floating_point() else tensor
+        if tensor.is_floating_point():
+            return tensor * size
+        if tensor.dtype == torch.bool or size <= 1000.0:
+            return tensor
+        odd = -1 if size == math.inf else torch.iinfo(tensor.dtype).max
+        return torch.full_like(tensor, odd)
 
     return cast(Example, tree_map_only(torch.Tensor, scale, examples))
 
@@ -253,7 +262,7 @@ def _refuse_own_state(path: Pass, examples: Example) -> None:
         before = _held_tensors(path.module, path.loss)
         module, loss, _ = path.make_copy()
         inputs, targets = map(copied, _scale(examples, of_examples))
-        with suppress(Exception), unlogged():
+        with made_to_fail():
             loss(called(module, inputs), targets)
         after = _held_tensors(module, loss)
         for name, tensor in before.items():
@@ -310,7 +319,7 @@ def _refuse_outer_state(path: Pass, examples: Example) -> None:
 
     first = take(0)
     for size in (1.0, 1e30):
-        with suppress(Exception):
+        with made_to_fail():
             take(1, size)
         if not _same_bits(first, take(0)):
             raise UnsupportedModelError(_MEETING)
@@ -369,7 +378,7 @@ def _tried(
     alone: Pass, like: Example, cure: bool = True
 ) -> tuple[Example, torch.Tensor]:
     """Return examples that model and loss can take, and the gradient of each."""
-    failure: Exception | None = None
+    failure: BaseException | None = None
     for words, classes in itertools.product((10, 2, 1), (10, 3, 2, 1)):
         examples = _made_up(like[0], words), _made_up(like[1], classes, targets=True)
         try:
@@ -380,7 +389,8 @@ def _tried(
             failure = ArithmeticError("the loss or the gradient is not finite")
         except UnsupportedModelError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            reraise_stop(error)
             failure = error
     raise _failed(failure, like, _cures(alone, like) if cure else [])
 
@@ -455,7 +465,7 @@ def _close(found: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _failed(
-    error: Exception | None, like: Example, cures: Sequence[str] = ()
+    error: BaseException | None, like: Example, cures: Sequence[str] = ()
 ) -> UnsupportedModelError:
     """Say what went wrong with made-up examples, and what may mend it."""
     if isinstance(error, UnsupportedModelError):

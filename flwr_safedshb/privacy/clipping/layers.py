@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -21,6 +22,7 @@ from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
 from flwr_safedshb.privacy.clipping.sums import Part, Rows
+from flwr_safedshb.privacy.clipping.total import TotalFunctions
 
 # Elements that are worked on at a time: few, so that they stay in the cache.
 _CACHED = 2**18
@@ -116,9 +118,16 @@ class Watched:
 
     def _forward(self) -> Callable[[torch.Tensor], torch.Tensor]:
         own = type(self.layer).forward
+        # The one with a formula that raises for some values; under vmap nothing that is
+        # entered around the model reaches here.
+        table = isinstance(self.layer, nn.Embedding)
+        guard: type[AbstractContextManager[object]] = (
+            TotalFunctions if table else nullcontext
+        )
 
         def see(inputs: torch.Tensor) -> torch.Tensor:
-            outputs: torch.Tensor = own(self.layer, inputs)
+            with guard():
+                outputs: torch.Tensor = own(self.layer, inputs)
             # The edge, and not the output, which may be overwritten in place.
             self.uses.append((inputs.detach(), get_gradient_edge(outputs)))
             return outputs

@@ -90,9 +90,9 @@ class Part:
 
     def drop(self, examples: torch.Tensor) -> None:
         """Set the gradients of some examples, (k,) of bool, to zero."""
-        self.g = self.g.masked_fill(examples.unsqueeze(1), 0.0)
+        self.g = _zero_rows(self.g, examples)
         if self.inputs is not None:
-            self.inputs = self.inputs.masked_fill(examples.unsqueeze(1), 0.0)
+            self.inputs = _zero_rows(self.inputs, examples)
 
     def write(self, factors: torch.Tensor, out: torch.Tensor) -> None:
         """Write sum_i f_i x_i, f of shape (groups, k), to `out`, (groups, d)."""
@@ -130,7 +130,7 @@ class Rows:
 
     def drop(self, examples: torch.Tensor) -> None:
         """Set the gradients of some examples to zero."""
-        self._g = self._g.masked_fill(examples[self._owners].unsqueeze(1), 0.0)
+        self._g = _zero_rows(self._g, examples[self._owners])
 
     def write(self, factors: torch.Tensor, out: torch.Tensor) -> None:
         """Write the sums of the gradients times their factors."""
@@ -206,8 +206,19 @@ def lowered(clip_norm: float, count: int, dtype: torch.dtype) -> float:
     return clip_norm / (1.0 + 2.0 * (n + 4.0) * n * u + wide)
 
 
+def _zero_rows(rows: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+    """Return rows of which some are zero, in place where every row has its memory."""
+    if 0 in rows.stride():
+        return rows.masked_fill(which.unsqueeze(1), 0.0)
+    return rows.index_fill_(0, which.nonzero().flatten(), 0.0)
+
+
 def squares(rows: torch.Tensor) -> torch.Tensor:
-    """Return the squared norm of every row, at least, up to rounding in float64."""
+    """Return the squared norm of every row, at least, up to rounding in float64.
+
+    Those of long rows with values beyond 1e18 may be infinite: to look closer would
+    take a time that depends on the values.
+    """
     length = rows.shape[1]
     if rows.dtype == torch.float64 or length < 8 * _SQUARES:
         return _wide_squares(rows)
@@ -217,11 +228,7 @@ def squares(rows: torch.Tensor) -> torch.Tensor:
     found: torch.Tensor = torch.linalg.vector_norm(blocks, dim=2).double()
     found = found.square_().sum(dim=1)
     found.mul_(1.0 + 2.0**-15).add_(length * torch.finfo(rows.dtype).tiny)
-    found += _wide_squares(rows[:, full:])
-    overflow = ~found.isfinite()
-    if overflow.any():  # which finite values may do in float32
-        found[overflow] = _wide_squares(rows[overflow])
-    return found
+    return found.add_(_wide_squares(rows[:, full:]))
 
 
 def _wide_squares(rows: torch.Tensor) -> torch.Tensor:

@@ -47,7 +47,7 @@ _TOTAL = frozenset(
     new_full new_ones new_zeros norm normal_ ones ones_like _prelu_kernel prod rand
     rand_like randint randint_like randn randn_like randperm reflection_pad1d
     reflection_pad2d reflection_pad3d repeat replication_pad1d replication_pad2d
-    replication_pad3d _reshape_alias roll rrelu_with_noise _safe_softmax
+    replication_pad3d _reshape_alias roll _safe_softmax
     scalar_tensor scaled_dot_product_attention
     _scaled_dot_product_efficient_attention
     _scaled_dot_product_flash_attention_for_cpu select_scatter slice_scatter
@@ -241,12 +241,13 @@ def _call_class_loss(
 def _call_probability_loss(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: Arguments
 ) -> Any:
-    """Give NaN for outputs that are no probabilities: `binary_cross_entropy`."""
+    """Give NaN for what is no probability: `binary_cross_entropy`."""
     given = _signature(func).bind(*args, **kwargs)
     with _trusted():
-        outputs = given.arguments["input"]
-        valid = (outputs >= 0) & (outputs <= 1)
+        outputs, target = given.arguments["input"], given.arguments["target"]
+        valid = (outputs >= 0) & (outputs <= 1) & (target >= 0) & (target <= 1)
         given.arguments["input"] = torch.where(valid, outputs, 0.5)
+        given.arguments["target"] = torch.where(valid, target, 0)
         return _poison(func(*given.args, **given.kwargs), valid)
 
 

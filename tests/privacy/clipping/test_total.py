@@ -23,6 +23,9 @@ RAISING: dict[str, Callable[[], torch.Tensor]] = {
     "binary_cross_entropy": lambda: functional.binary_cross_entropy(
         torch.tensor([0.5, 1.1, torch.nan, 0.0]), torch.ones(4), reduction="none"
     ),
+    "its target": lambda: functional.binary_cross_entropy(
+        torch.rand(4), torch.tensor([0.0, 1.1, torch.nan, 1.0]), reduction="none"
+    ),
     "embedding": lambda: functional.embedding(BAD, SCORES[:3]).sum(dim=1),
     "gather": lambda: SCORES.gather(1, BAD.unsqueeze(1)).squeeze(1),
     "torch.gather": lambda: torch.gather(SCORES, 1, BAD.unsqueeze(1)).squeeze(1),
