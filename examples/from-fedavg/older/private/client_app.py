@@ -1,5 +1,6 @@
 """An app of the older kind: the clients are NumPyClients."""
 
+import torch
 from flwr.client import Client
 from flwr.clientapp import ClientApp
 from flwr.common import Context, NDArrays, Scalar
@@ -25,6 +26,7 @@ def client_fn(context: Context) -> Client:
     plan = PrivacyPlan(1.0, 1.0, batch_size=32, num_examples=len(train.dataset))
     noise = None if "state-dir" in context.node_config else SeededRandomness(0)
     more = {"target": "label", "randomness": noise, "delta": 1e-4}
+    more["like"] = torch.zeros(1, 8, 8), 0  # what an example looks like
     model, loss = Net(), CrossEntropyLoss()
     client = FlowerClient(model, loss, train.dataset, plan, context, **more)
     client.valloader = val

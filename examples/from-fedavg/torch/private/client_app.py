@@ -1,5 +1,6 @@
 """An app with the structure of Flower's PyTorch quickstart: the clients."""
 
+import torch
 from flwr.app import Context
 from task import Net, load_data
 from torch.nn import CrossEntropyLoss
@@ -19,6 +20,7 @@ def client_fn(context: Context) -> SafeDSHBClient:
     plan = PrivacyPlan(1.0, 1.0, batch_size=32, num_examples=len(train))
     noise = None if "state-dir" in context.node_config else SeededRandomness(0)
     more = {"target": "label", "randomness": noise, "delta": 1e-4}
+    more["like"] = torch.zeros(1, 8, 8), 0  # what an example looks like
     more["evaluation"] = PrivateEvaluation(noise_multiplier=5.0, held_out=len(test))
     return SafeDSHBClient(
         Net(), CrossEntropyLoss(), train + test, plan, context, **more
