@@ -10,6 +10,7 @@ from flwr_safedshb.client.node import RefusedError
 from flwr_safedshb.flower.compat import is_exit_of_flower
 from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted, LedgerError
 from flwr_safedshb.privacy.losses import UnsupportedModelError
+from flwr_safedshb.privacy.unusable import is_stop_signal
 
 
 def refusal(error: BaseException) -> RefusedError:
@@ -42,5 +43,5 @@ def refusal(error: BaseException) -> RefusedError:
 
 
 def is_stop(error: BaseException) -> bool:
-    """Return whether the owner stops the node: by Ctrl-C, or by Flower's own exit."""
-    return isinstance(error, KeyboardInterrupt) or is_exit_of_flower(error)
+    """Return whether the owner stops the node: by a signal, or by Flower's own exit."""
+    return is_stop_signal(error) or is_exit_of_flower(error)

@@ -1,7 +1,8 @@
-"""One step of Algorithm 1, as one client takes it.
+"""The client's half of Safe-DSHB (Algorithm 1, lines 4 to 7), driven by every engine.
 
-Every line of `take_step` is a line of the algorithm, or what makes it safe: the budget
-is charged before the data are touched, and the momentum is kept before it is sent.
+`training_step` is the only implementation of it: the budget is charged before any data
+is read, and the momentum is kept before it is sent. It is a generator that asks for a
+private gradient where one is needed; engines differ in how they compute that alone.
 
 A server may ask for K such steps in one message. Then the node takes them with its own
 model and its own momentum, all of them charged before the first, and sends the mean of
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeGuard, cast
 
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
     from flwr_safedshb.client.evaluation import Evaluator
 
 Scalar = bool | bytes | float | int | str
+# Momentum, number of examples, metrics.
+Fitted = tuple[Arrays, int, dict[str, Scalar]]
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,38 @@ class RunLength:
     evaluations: int
 
 
+@dataclass(frozen=True)
+class GradientRequest:
+    """A private gradient that a step needs.
+
+    Attributes
+    ----------
+    client : Steps
+    number : int
+        Of the step, t.
+    weights : list of arrays
+        theta_t.
+    """
+
+    client: Steps
+    number: int
+    weights: Arrays
+
+    @property
+    def draw(self) -> Draw:
+        """Whose examples the gradient is of, with the randomness of this step."""
+        client = self.client
+        # The partition of a simulation: node ids differ between engines.
+        config, node = client.context.node_config, client.context.node_id
+        place = int(config.get("partition-id", node))
+        source = client.randomness.for_step(place, self.number)
+        return Draw(client.dataset, client.plan, source)
+
+    def load_weights(self) -> None:
+        """Give the client's model the weights of the request."""
+        load(self.client.trained, self.weights)
+
+
 class Steps(NumPyClient):
     """What a client takes its steps with; `SafeDSHBClient` is how it comes by them."""
 
@@ -106,9 +141,7 @@ class Steps(NumPyClient):
     delta: float | None
     trusted_mods: Collection[Mod]
 
-    def fit(
-        self, parameters: Arrays, config: Mapping[str, Scalar]
-    ) -> tuple[Arrays, int, dict[str, Scalar]]:
+    def fit(self, parameters: Arrays, config: Mapping[str, Scalar]) -> Fitted:
         """Take one step, or as many as the message asks for.
 
         Parameters
@@ -131,10 +164,29 @@ class Steps(NumPyClient):
         ------
         RefusedError
         """
+        steps = self.take_steps(parameters, config)
+        try:
+            request = next(steps)
+            while True:
+                request = advance(steps, _compute_gradient(request))
+        except StopIteration as done:
+            return cast(Fitted, done.value)
+
+    def take_steps(
+        self, parameters: Arrays, config: Mapping[str, Scalar]
+    ) -> Generator[GradientRequest, Vector, Fitted]:
+        """Take steps as `fit` does, with gradients that its driver computes.
+
+        Raises
+        ------
+        RefusedError
+        """
         if (reason := objection(self.trusted_mods)) is not None:
             raise RefusedError(reason)
         try:
-            momentum, stated = take_step(self, parameters, config)
+            momentum, stated = yield from training_step(self, parameters, config)
+        except GeneratorExit:
+            raise
         except BaseException as error:
             refused = refusal(error)
         else:
@@ -143,40 +195,64 @@ class Steps(NumPyClient):
         raise refused
 
 
-def take_step(
+def training_step(
     client: Steps, parameters: Arrays, config: Mapping[str, object]
-) -> tuple[Arrays, dict[str, float]]:
-    """Take the step that a message asks for.
+) -> Generator[GradientRequest, Vector, tuple[Arrays, dict[str, float]]]:
+    """Charge the budget, take K private steps, keep the momentum and return the reply.
+
+    Yields a `GradientRequest` wherever a private gradient is needed and expects that
+    gradient, (d,), in return. The order below is what the privacy guarantee rests on.
 
     Returns
     -------
     momentum, stated
-        m_t, in the shapes of the model, and what the run has cost, if that is asked.
+        m_t, in the shapes of the model, or the mean of K of them; and what the run has
+        cost, if that is asked.
     """
     step = step_of(client, parameters, config)
     past = charge(client, step)
-    if step.count > 1:
-        momentum = _take_several(client, step, past, parameters)
-    else:
-        gradient = _gradient(client, step, parameters)
-        momentum = finish(client, step, past, gradient)
-    return momentum, statement(client, step) if step.states else {}
-
-
-def _take_several(client: Steps, step: Step, past: Kept, parameters: Arrays) -> Arrays:
-    """Take K steps that are paid for, and return the mean of their momentums."""
-    weights, momentum = list(parameters), past.momentum
-    total = np.zeros(client.gradients.size)
+    weights, momentum = parameters, past.momentum
+    total: NDArray[np.floating] | None = None
     for number in range(step.number, step.number + step.count):
-        gradient = _gradient(client, replace(step, number=number), weights)
-        momentum = _updated(gradient, momentum, step.momentum)
-        total += momentum
-        direction = client.template.split(momentum)
-        rate = step.learning_rate
-        weights = [stepped(*w, rate) for w in zip(weights, direction, strict=True)]
-    last = replace(step, number=number)
-    keep(last, momentum, past, client.context, client.ledger)
-    return client.template.split((total / step.count).astype(np.float32))
+        # Lines 4 to 6: draw a batch, clip, average, add noise.
+        gradient = yield GradientRequest(client, number, weights)
+        momentum = _updated(gradient, momentum, step.momentum)  # line 7
+        if step.count > 1:
+            total = momentum.astype(np.float64) if total is None else total + momentum
+            direction = client.template.split(momentum)
+            pairs = zip(weights, direction, strict=True)
+            weights = [stepped(*pair, step.learning_rate) for pair in pairs]
+    keep(replace(step, number=number), momentum, past, client.context, client.ledger)
+    reply = momentum if total is None else (total / step.count).astype(np.float32)
+    return client.template.split(reply), statement(client, step) if step.states else {}
+
+
+def advance(
+    steps: Generator[GradientRequest, Vector, Fitted], found: Vector | BaseException
+) -> GradientRequest:
+    """Go on with a gradient, or with the error that there was in place of one.
+
+    Raises
+    ------
+    StopIteration
+        At the end, with what `fit` returns.
+    RefusedError
+    """
+    if isinstance(found, GeneratorExit):  # which would mean that nobody waits any more
+        found = RuntimeError("the gradient was given up")
+    return steps.throw(found) if isinstance(found, BaseException) else steps.send(found)
+
+
+def _compute_gradient(request: GradientRequest) -> Vector | BaseException:
+    """Return the private gradient that is asked for, or why there is none."""
+    client = request.client
+    try:
+        request.load_weights()
+        # Only a simulation may say what is wrong with its examples.
+        with causes_shown(not client.randomness.private):
+            return private_vector(client.gradients, request.draw, client.weight_decay)
+    except BaseException as error:
+        return error
 
 
 def step_of(client: Steps, parameters: Arrays, config: Mapping[str, object]) -> Step:
@@ -293,14 +369,6 @@ def commit(client: Steps, session: str, run: RunLength | None) -> None:
     client.ledger.commit(block, session)
 
 
-def _gradient(client: Steps, step: Step, parameters: Arrays) -> Vector:
-    """Return g~_t, (d,), the private gradient at theta_t (lines 1 to 3)."""
-    load(client.trained, parameters)
-    draw = draw_of(client, step)
-    with causes_shown(not client.randomness.private):
-        return private_vector(client.gradients, draw, client.weight_decay)
-
-
 def load(
     trained: Iterable[nn.Parameter], arrays: Iterable[NDArray[np.generic]]
 ) -> None:
@@ -313,28 +381,12 @@ def load(
             held.copy_(torch.from_numpy(array.copy()))
 
 
-def draw_of(client: Steps, step: Step) -> Draw:
-    """Return whose examples the gradient is of, with the randomness of this step."""
-    # The partition of a simulation: node ids differ between engines.
-    config, node = client.context.node_config, client.context.node_id
-    number = int(config.get("partition-id", node))
-    source = client.randomness.for_step(number, step.number)
-    return Draw(client.dataset, client.plan, source)
-
-
-def finish(client: Steps, step: Step, past: Kept, gradient: Vector) -> Arrays:
-    """Update the momentum with a private gradient, (d,), keep it and return it."""
-    momentum = _updated(gradient, past.momentum, step.momentum)
-    keep(step, momentum, past, client.context, client.ledger)
-    return client.template.split(momentum)
-
-
 def _updated(gradient: Vector, before: Vector, beta: float) -> Vector:
     """Turn a private gradient, (d,), into the momentum after it, in its place."""
     earlier = np.broadcast_to(before, gradient.shape)
     for start in range(0, len(gradient), BLOCK):
         block = slice(start, start + BLOCK)
-        # Line 4: m_t = beta m_{t-1} + (1 - beta) g~_t.
+        # Line 7: m_t = beta m_{t-1} + (1 - beta) g~_t.
         exact = np.multiply(gradient[block], 1.0 - beta, dtype=np.float64)
         exact += beta * earlier[block]
         gradient[block] = exact

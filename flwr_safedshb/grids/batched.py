@@ -1,16 +1,16 @@
 """A Grid whose private clients train as one batch: the fastest way to simulate them.
 
-Each client takes the very step of `flwr_safedshb.client.step`, in the same order: it is
-charged, its gradient is computed, its momentum is kept. Only the middle is shared:
-clients that were sent the same model go through it together.
+Each client takes the very steps of `flwr_safedshb.client.step`. Only their gradients
+are computed here: clients that were sent the same model go through it together.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from flwr.app import Context, Message, MessageType
@@ -21,18 +21,8 @@ from flwr_safedshb.client.client import (
     content_of,
     readable,
 )
-from flwr_safedshb.client.momentum import Kept
-from flwr_safedshb.client.refusal import is_stop, refusal
-from flwr_safedshb.client.statement import statement
-from flwr_safedshb.client.step import (
-    Step,
-    charge,
-    draw_of,
-    finish,
-    load,
-    marked,
-    step_of,
-)
+from flwr_safedshb.client.refusal import is_stop
+from flwr_safedshb.client.step import Fitted, GradientRequest, advance
 from flwr_safedshb.exchange.arrays import Arrays, reply_with
 from flwr_safedshb.flower.compat import separate, set_id
 from flwr_safedshb.grids.in_process import InProcessGrid
@@ -92,16 +82,31 @@ class BatchedGrid(InProcessGrid):
         return [reply for reply in replies if reply is not None]
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """A step that one of the clients is to take."""
+@dataclass
+class _Stepping:
+    """A client on its way through its steps, which waits for a gradient.
 
-    place: int
-    client: SafeDSHBClient
-    step: Step
-    past: Kept
+    `result` is its reply, or what its app would have raised, once there is one.
+    """
+
+    message: Message
     names: tuple[str, ...]
-    parameters: Arrays
+    steps: Generator[GradientRequest, Vector, Fitted]
+    request: GradientRequest | None = None
+    result: Message | Exception | None = None
+
+    def go_on(self, found: Vector | BaseException | None) -> None:
+        """Go on with a gradient, or with why there is none, to the next or the end."""
+        try:
+            if found is None:
+                self.request = next(self.steps)
+            else:
+                self.request = advance(self.steps, found)
+        except StopIteration as done:
+            self.request = None
+            self.result = reply_with(self.message, self.names, *done.value)
+        except Exception as error:
+            self.request, self.result = None, error
 
 
 def trained(
@@ -116,8 +121,8 @@ def trained(
     -------
     list of (reply, or what the app would have raised)
     """
-    results: dict[int, Message | Exception] = {}
-    groups: dict[tuple[int, int, float], list[_Asked]] = {}
+    results: list[Message | Exception | None] = [None] * len(messages)
+    going: dict[int, _Stepping] = {}
     models: dict[tuple[object, ...], tuple[tuple[str, ...], Arrays]] = {}
     for i, (message, context) in enumerate(zip(messages, contexts, strict=True)):
         try:
@@ -128,44 +133,48 @@ def trained(
             if key not in models:
                 models[key] = readable(client, record)
             names, parameters = models[key]
-            own = type(client).fit is not SafeDSHBClient.fit
-            # After the first of several steps their models differ.
-            if own or (step := step_of(client, parameters, config)).count > 1:
+            if type(client).fit is not SafeDSHBClient.fit:
                 fitted = client.fit(parameters, config)
                 results[i] = reply_with(message, names, *fitted)
                 continue
+            going[i] = _Stepping(message, names, client.take_steps(parameters, config))
+            going[i].go_on(None)
         except Exception as error:
             results[i] = error
-            continue
-        try:
-            past = charge(client, step)
-        except BaseException as error:
-            results[i] = refusal(error)
-            continue
-        asked = _Asked(i, client, step, past, names, parameters)
-        shared = (id(client.gradients), id(parameters), client.weight_decay)
-        groups.setdefault(shared, []).append(asked)
-    for group in groups.values():
-        for one, found in zip(group, _gradients(group), strict=True):
-            results[one.place] = _finished(messages[one.place], one, found)
-    return [results[i] for i in range(len(messages))]
+    while waiting := [one for one in going.values() if one.request is not None]:
+        groups: dict[tuple[int, int, float], list[_Stepping]] = {}
+        for one in waiting:
+            asked = cast(GradientRequest, one.request)
+            own = asked.client
+            shared = (id(own.gradients), id(asked.weights), own.weight_decay)
+            groups.setdefault(shared, []).append(one)
+        for group in groups.values():
+            requests = [cast(GradientRequest, one.request) for one in group]
+            for one, found in zip(group, _gradients(requests), strict=True):
+                one.go_on(found)
+    finished = {i: one.result for i, one in going.items()}
+    return [
+        cast("Message | Exception", finished.get(i, result))
+        for i, result in enumerate(results)
+    ]
 
 
-def _gradients(group: list[_Asked]) -> list[Vector | BaseException]:
+def _gradients(group: list[GradientRequest]) -> list[Vector | BaseException]:
     """Return the private gradients of a group; where that fails, of each alone."""
     client = group[0].client
     try:
-        load(client.trained, group[0].parameters)
-        draws = [draw_of(one.client, one.step) for one in group]
+        group[0].load_weights()
+        draws = [request.draw for request in group]
         # Only a simulation may say what is wrong with its examples.
-        with causes_shown(not any(one.client.randomness.private for one in group)):
+        private = any(request.client.randomness.private for request in group)
+        with causes_shown(not private):
             return [*private_vectors(client.gradients, draws, client.weight_decay)]
     except BaseException as error:
         if is_stop(error):
             raise
         if len(group) == 1:
             return [error]
-    return [found for one in group for found in _gradients([one])]
+    return [found for request in group for found in _gradients([request])]
 
 
 def private_vectors(
@@ -214,20 +223,6 @@ def _level(batches: Sequence[Drawn]) -> list[Drawn]:
         counts = places < size if good is None else good[index] & (places < size)
         levelled.append((rows(x, index), rows(y, index), counts))
     return levelled
-
-
-def _finished(
-    message: Message, one: _Asked, found: Vector | BaseException
-) -> Message | Exception:
-    if isinstance(found, BaseException):
-        return refusal(found)
-    try:
-        momentum = finish(one.client, one.step, one.past, found)
-        count = one.client.plan.num_examples
-        stated = statement(one.client, one.step) if one.step.states else {}
-        return reply_with(message, one.names, momentum, count, {**stated, **marked()})
-    except BaseException as error:
-        return refusal(error)
 
 
 @contextmanager

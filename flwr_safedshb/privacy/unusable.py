@@ -25,17 +25,21 @@ _STOPS = [
 _LONG = 300
 
 
-def reraise_stop(error: BaseException) -> None:
-    """Raise an error again if it is how the node's owner stops the process.
-
-    That is `KeyboardInterrupt`, and whatever a signal handler of the process raises.
-    Everything else that reading or using an example raises, such as `SystemExit` or the
-    panic of an extension module, makes that example unusable.
-    """
+def is_stop_signal(error: BaseException) -> bool:
+    """Return whether an error is `KeyboardInterrupt`, or raised by a signal handler."""
     found = map(signal.getsignal, _STOPS)
     handlers = {getattr(handler, "__code__", None) for handler in found} - {None}
     raised_in = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
-    if isinstance(error, KeyboardInterrupt) or handlers & raised_in:
+    return isinstance(error, KeyboardInterrupt) or bool(handlers & raised_in)
+
+
+def reraise_stop(error: BaseException) -> None:
+    """Raise an error again if it is how the node's owner stops the process.
+
+    Everything else that reading or using an example raises, such as `SystemExit` or the
+    panic of an extension module, makes that example unusable.
+    """
+    if is_stop_signal(error):
         raise error
 
 
