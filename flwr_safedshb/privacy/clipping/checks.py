@@ -24,7 +24,11 @@ from torch.utils._pytree import tree_map_only
 from flwr_safedshb.privacy.clipping.fingerprint import Fingerprint, make_fingerprint
 from flwr_safedshb.privacy.clipping.passes import Pass, Together, called, copied
 from flwr_safedshb.privacy.clipping.sums import MAX_CLIP, clipped_sums
-from flwr_safedshb.privacy.clipping.total import TotalFunctions, find_partial_operation
+from flwr_safedshb.privacy.clipping.total import (
+    UNCHECKED,
+    TotalFunctions,
+    find_partial_operation,
+)
 from flwr_safedshb.privacy.examples import (
     Batch,
     Example,
@@ -176,11 +180,16 @@ def _find_pass(
         # Without dropout, so that there is something to compare.
         still = copy.deepcopy(trial).eval()
         examples, right = _tried(Pass(still, loss, dtype), like)
+        partial = _find_partial_operation(copy.deepcopy(trial), loss, examples)
+        if UNCHECKED in partial:
+            raise UnsupportedModelError(
+                "ctc_loss does not check its labels, and one that does not exist would "
+                "end the process; use another loss"
+            )
         _refuse_mixing(still, loss, *examples)
         alone = Pass(copy.deepcopy(trial), loss, dtype)
         _refuse_outer_state(alone, examples)
         _refuse_own_state(alone, examples)
-        partial = _find_partial_operation(copy.deepcopy(trial), loss, examples)
         failure: BaseException = ArithmeticError("gradients are too large, or differ")
         for kind in (Pass,) if partial else (Together, Pass):
             try:
@@ -228,7 +237,11 @@ def _find_partial_operation(
             return loss(called(module, one[0]), one[1])
 
     trained = [p for p in module.parameters() if p.requires_grad]
-    return find_partial_operation(compute_loss, trained, tensors_of(*one))
+    try:
+        return find_partial_operation(compute_loss, trained, tensors_of(*one))
+    except BaseException as error:
+        reraise_stop(error)
+        return f"a training step, which raises {type(error).__name__}"
 
 
 def _scale(examples: Example, size: float) -> Example:

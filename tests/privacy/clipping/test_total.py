@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.clipping.total import TotalFunctions
+from flwr_safedshb.privacy.losses import UnsupportedModelError
 from tests.clipping import OwnForward, cross_entropy, way_of
 
 torch.set_num_threads(1)
@@ -128,6 +129,33 @@ def test_a_loss_with_a_check_of_its_own_goes_one_example_at_a_time() -> None:
     targets[2] = 9
     found = clipped.flat_sum(inputs, targets)
     assert way_of(clipped) == "alone"
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0)
+
+
+def test_a_loss_that_would_end_the_process_is_refused() -> None:
+    def connectionist(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        scores = outputs.reshape(len(outputs), 5, 4).transpose(0, 1).log_softmax(2)
+        lengths = torch.full((len(outputs),), 5), torch.full((len(outputs),), 2)
+        return functional.ctc_loss(scores, targets, *lengths, reduction="none")
+
+    clipped = ClippedGradients(nn.Linear(4, 20), connectionist, 1.0)
+    with pytest.raises(UnsupportedModelError, match="use another loss"):
+        clipped.prepare(torch.randn(3, 4), torch.randint(1, 4, (3, 2)))
+
+
+@pytest.mark.parametrize("entry", [12, 77, -1, 2**40])
+@pytest.mark.parametrize("own", [False, True])
+def test_an_entry_that_a_table_does_not_have_moves_nothing_else(
+    own: bool, entry: int
+) -> None:
+    layers = nn.Sequential(nn.Embedding(12, 6), nn.Flatten(), nn.Linear(30, 4))
+    clipped = ClippedGradients(
+        OwnForward(layers) if own else layers, cross_entropy, 1.0
+    )
+    inputs, targets = torch.randint(12, (7, 5)), torch.randint(4, (7,))
+    expected = clipped.flat_sum(inputs, targets, torch.arange(7) != 2)
+    inputs[2, 3] = entry
+    found = clipped.flat_sum(inputs, targets)
     torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0)
 
 
