@@ -163,7 +163,7 @@ class SafeDSHBClient(Steps):
         if self.ledger is not None:
             other = None if self.evaluator is None else self.evaluator.plan
             commit_for_life(rules, self.ledger, self.plan, other)
-        if not allows_plain_evaluation(context.node_config):
+        if not allows_plain_evaluation(context.node_config, node_keys):
             # On the object, so that no way to ask a client goes round it.
             vars(self)["evaluate"] = _refuse_plain_evaluation
         self.gradients, self.template, self.trained = _prepared(

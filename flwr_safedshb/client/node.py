@@ -5,7 +5,7 @@ No message can change either. What a node refuses, it refuses with a `RefusedErr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from logging import ERROR
@@ -143,12 +143,16 @@ def commit_for_life(
             raise RefusedError(_UNUSABLE) from None
 
 
-def allows_plain_evaluation(config: Mapping[str, UserConfigValue]) -> bool:
+def allows_plain_evaluation(
+    config: Mapping[str, UserConfigValue], node_keys: Collection[str] = ()
+) -> bool:
     """Return whether a node lets its data be evaluated outside of its guarantee.
 
-    A node that keeps no ledger gives no guarantee.
+    Its owner may say so. A node whose config has nothing of its own, as in a
+    simulation, gives no guarantee; any other key could be a rule, also a misspelt one.
     """
-    return "state-dir" not in config or config.get("allow-plain-evaluation") is True
+    plain = {*PLACE, "approved-apps", *node_keys}
+    return set(config) <= plain or config.get("allow-plain-evaluation") is True
 
 
 @lru_cache(maxsize=128)

@@ -30,7 +30,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from flwr_safedshb.privacy.clipping.passes import Pass, called, copied
+from flwr_safedshb.privacy.clipping.passes import (
+    Pass,
+    called,
+    copied,
+    flushed_denormals,
+)
 from flwr_safedshb.privacy.clipping.total import TotalFunctions
 from flwr_safedshb.privacy.examples import (
     Batch,
@@ -137,7 +142,8 @@ def private_counts(
     sums = np.zeros(2 + 3 * (question.num_classes or 0), np.int64)
     even = EvenTime()
     streams = separate_streams(plan.num_examples)
-    with unwarned(), torch.no_grad(), TotalFunctions(), streams as start:
+    calm, still = flushed_denormals(), torch.no_grad()
+    with unwarned(), still, calm, TotalFunctions(), streams as start:
         for index in range(plan.num_examples):
             start(index)
             sums += _numbers(alone, examples, index, question, right, even)

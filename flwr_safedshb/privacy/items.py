@@ -19,18 +19,20 @@ from typing import cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils._pytree import tree_flatten
 from torch.utils.data import Dataset, Subset
 
 from flwr_safedshb.privacy.examples import (
     UNREAL,
+    Batch,
     DatasetError,
     Drawn,
     Example,
     Examples,
     Unpack,
-    as_batch,
     joined,
     kind_of,
+    map_tensors,
     nest_of,
     tensors_of,
 )
@@ -59,12 +61,11 @@ class Items(Examples):
         like: tuple[object, object] | None = None,
     ) -> None:
         self._dataset, self._target, self._unpack = dataset, target, unpack
-        self._form: str | None = None
         self._unread: BaseException | None = None
         self.size = len(cast(Sized, dataset))
         self.declared = like is not None
+        self.like: Example | None = None
         self.like = self._read_first() if like is None else _declare(like)
-        self._form = None if self.like is None else _form(self.like)
 
     def batch(
         self, chosen: NDArray[np.int64], taken: NDArray[np.bool_] | None
@@ -117,11 +118,11 @@ class Items(Examples):
         """
         inputs, target = self._split(self._dataset[index])
         parts = nest_of(inputs, "input"), nest_of(target, "target")
-        example = as_batch(parts[0]), as_batch(parts[1])
-        if self._form is not None and _form(example) != self._form:
+        example = _own(parts[0]), _own(parts[1])
+        if self.like is not None and _layout(example) != _layout(self.like):
             raise DatasetError(
-                f"the item is {_form(example)}, and others {self._form}; give all "
-                "items the same parts, types and shapes, as by padding"
+                f"the item is {_form(example)}, and others {_form(self.like)}; give "
+                "all items the same parts, types and shapes, as by padding"
             )
         if not all(tensor.isfinite().all() for tensor in tensors_of(*example)):
             raise ValueError(UNREAL)
@@ -202,7 +203,32 @@ def _declare(like: tuple[object, object]) -> Example:
     if not isinstance(like, tuple | list) or len(like) != 2:
         raise DatasetError(f"like is {kind_of(like)}; give (input, target), made up")
     parts = nest_of(like[0], "input of like"), nest_of(like[1], "target of like")
-    return as_batch(parts[0]), as_batch(parts[1])
+    return _own(parts[0]), _own(parts[1])
+
+
+def _own(part: Batch) -> Batch:
+    """Return a part of an item as a batch of one, in memory that nobody else has.
+
+    A dataset may give the same memory again for its next item, and tensors of a kind of
+    its own.
+    """
+
+    def copy_plain(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().as_subclass(torch.Tensor).clone().unsqueeze(0)
+
+    return map_tensors(copy_plain, part)
+
+
+def _layout(example: Example) -> tuple[object, ...]:
+    """Return all in which examples must be equal to be parts of one batch."""
+    leaves, structure = tree_flatten(example)
+    kinds = [
+        (leaf.shape, leaf.dtype, leaf.device, leaf.layout)
+        if isinstance(leaf, torch.Tensor)
+        else type(leaf)
+        for leaf in leaves
+    ]
+    return structure, *kinds
 
 
 def _as_code(value: object) -> str:

@@ -307,3 +307,13 @@ def test_an_evaluation_of_the_app_is_refused_as_well(tmp_path: Path) -> None:
 
     with pytest.raises(RefusedError, match="outside of it"):
         asked(node(tmp_path))
+    # Rules that nothing enforces here, and one that is misspelt, are no permission.
+    for rules in (
+        {"max_epsilon": 1.0},
+        {"state_dri": "x"},
+        {"min_noise_multiplier": 1},
+    ):
+        with pytest.raises(RefusedError, match="outside of it"):
+            asked(node(None, **rules))
+    assert not asked(node()).has_error()
+    assert not asked(node(tmp_path, allow_plain_evaluation=True)).has_error()

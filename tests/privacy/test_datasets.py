@@ -215,6 +215,48 @@ def test_what_one_item_draws_changes_no_other() -> None:
     assert changed.nonzero().flatten().tolist() == [2]
 
 
+def test_a_dataset_may_use_the_same_memory_for_every_item() -> None:
+    class Reused(list[Any]):
+        memory = torch.zeros(3)
+
+        def __getitem__(self, index: Any) -> Any:
+            inputs, label = super().__getitem__(index)
+            return self.memory.copy_(inputs), label
+
+    inputs, _, _ = examples_of(Reused(PAIRS), like=LIKE).batch(np.arange(SIZE), None)
+    torch.testing.assert_close(cast(torch.Tensor, inputs), INPUTS)
+
+
+class Odd(torch.Tensor):
+    """A tensor of a kind of its own, which cannot be joined with others."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, *more: Any, **others: Any) -> Any:
+        if func is torch.cat:
+            raise ValueError("not with me")
+        return super().__torch_function__(func, *more, **others)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        INPUTS[0].as_subclass(Odd),
+        INPUTS[0].to_sparse(),
+        INPUTS[0].to("meta"),
+        {"x: float32 [3], y": INPUTS[0]},
+    ],
+)
+def test_an_item_of_any_kind_leaves_the_others_as_they_are(odd: object) -> None:
+    items: list[Any] = [*PAIRS]
+    items[5] = odd, LABELS[5]
+    inputs, _, usable = examples_of(items, like=LIKE).batch(np.arange(SIZE), None)
+    others = np.arange(SIZE) != 5
+    assert usable is not None
+    assert usable[others].all()
+    found = cast(torch.Tensor, inputs)[others]
+    torch.testing.assert_close(found, INPUTS[others])
+
+
 def test_rows_that_are_not_finite_are_empty_places_from_the_start() -> None:
     inputs = INPUTS.clone()
     inputs[2, 1], inputs[4, 0] = math.nan, math.inf

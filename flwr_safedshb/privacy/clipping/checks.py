@@ -181,10 +181,10 @@ def _find_pass(
         still = copy.deepcopy(trial).eval()
         examples, right = _tried(Pass(still, loss, dtype), like)
         partial = _find_partial_operation(copy.deepcopy(trial), loss, examples)
-        if UNCHECKED in partial:
+        if any(name in partial for name in UNCHECKED):
             raise UnsupportedModelError(
-                "ctc_loss does not check its labels, and one that does not exist would "
-                "end the process; use another loss"
+                f"{partial} does not check its values, and some would end the process; "
+                "do without it"
             )
         _refuse_mixing(still, loss, *examples)
         alone = Pass(copy.deepcopy(trial), loss, dtype)

@@ -30,7 +30,7 @@ from flwr_safedshb.privacy.clipping.checks import (
     check_model,
     refuse_global_hooks,
 )
-from flwr_safedshb.privacy.clipping.passes import Pass, copied
+from flwr_safedshb.privacy.clipping.passes import Pass, copied, flushed_denormals
 from flwr_safedshb.privacy.clipping.sums import MAX_CLIP, MIN_CLIP, WIDE, clipped_sums
 from flwr_safedshb.privacy.examples import Batch, Example, rows, tensors_of
 from flwr_safedshb.privacy.losses import Loss, PerExampleLoss, UnsupportedModelError
@@ -195,7 +195,7 @@ class ClippedGradients:
             return torch.zeros(groups, self.size, device=self.trained[0].device)
         refuse_global_hooks()
         path = self.prepare(inputs, targets)
-        with path.lock:
+        with path.lock, flushed_denormals():
             return self._consume(path, batch, groups, usable)
 
     def _consume(

@@ -42,7 +42,8 @@ def has_formula(layer: nn.Module) -> bool:
     """Say whether a layer's gradients follow from what goes in and comes back."""
     return (
         type(layer).forward in FORMULAS
-        and "forward" not in vars(layer)
+        and _inherits(type(layer))
+        and not _is_patched(layer)
         # A weight that is computed from others is none of the layer's own.
         and {"weight"} <= layer._parameters.keys() <= {"weight", "bias"}
         and getattr(layer, "padding_mode", "zeros") == "zeros"
@@ -61,7 +62,7 @@ def takes_rows(layer: nn.Module, inputs: torch.Tensor) -> bool:
 
 def _known(module: nn.Module) -> bool:
     kind = type(module)
-    if not _inherits(kind) or not unhooked(module) or "forward" in vars(module):
+    if not _inherits(kind) or not unhooked(module) or _is_patched(module):
         return False
     if kind.forward is nn.Sequential.forward:
         return True
@@ -70,6 +71,11 @@ def _known(module: nn.Module) -> bool:
     if module._modules:
         return False
     return kind.forward in _ROWWISE or has_formula(module)
+
+
+def _is_patched(module: nn.Module) -> bool:
+    """Return whether a method of a module's class is replaced on the module itself."""
+    return any(callable(getattr(type(module), name, None)) for name in vars(module))
 
 
 def _inherits(kind: type) -> bool:

@@ -18,9 +18,10 @@ type, u that type's unit roundoff (2^-24 for float32), v = 2^-53 that of float64
    operations; a term passes at most n + 2 roundings. So its error is at most
    (n + 3) u sum_i f_i |x_i| (Higham, "Accuracy and Stability of Numerical Algorithms",
    2002, section 3.1), and the error of the block has norm at most (n + 3) n u C'.
-3. Products that underflow add less than n u C' to it: an outer product for which they
-   could add more than u C' is left out (`Part`), and elsewhere C >= MIN_CLIP is far
-   above the least number of the type. All products are at most C', so none overflows.
+3. Products that underflow, or are taken for zero where they would, add less than
+   n u C' to it: an outer product for which they could add more than u C' is left out
+   (`Part`), and elsewhere C >= MIN_CLIP is far above the least number of the type. All
+   products are at most C', so none overflows.
 4. More than BLOCK examples are summed in blocks, and these in float64, or all at once
    in float64: by 2 and 3 with N and v, at most (N + 4) N v C' more. Blocks without the
    example are the same numbers in both sums; only their addition rounds otherwise.

@@ -38,7 +38,7 @@ _TOTAL = frozenset(
     clone col2im constant_pad_nd convolution copy_ count_nonzero cross cummax cummin
     cumprod cumsum detach diag_embed diagonal_scatter dot empty empty_like
     empty_strided exponential_ eye _fft_c2c _fft_c2r _fft_r2c fill flip full
-    full_like _fused_dropout glu grid_sampler_2d grid_sampler_3d huber_loss im2col
+    full_like _fused_dropout glu  huber_loss im2col
     isin lift_fresh linalg_cross linalg_vector_norm linspace log_sigmoid_forward
     _log_softmax logcumsumexp logsumexp masked_fill max max_pool2d_with_indices
     max_pool3d_with_indices mean median min mm mse_loss mv nanmedian nansum
@@ -68,8 +68,8 @@ _INDICES = {
     **dict.fromkeys(("index_add", "index_copy", "index_fill"), 2),
     **dict.fromkeys(("scatter", "scatter_add", "scatter_add_"), 2),
 }
-# It reads outside of its memory for labels that do not exist.
-UNCHECKED = "ctc_loss"
+# These read outside of their memory for some values, which ends the process.
+UNCHECKED = ("ctc_loss", "grid_sampler")
 # These raise for whole numbers and a divisor of zero.
 _DIVISIONS = frozenset({"floor_divide", "remainder", "fmod"})
 
@@ -153,7 +153,7 @@ def _trace(
         trusted = _in_total.get() or _is_total(
             func, args, tensors, chosen, tracer.backward
         )
-        if not trusted and (not tracer.found or UNCHECKED in str(func)):
+        if not trusted and (not tracer.found or _is_unchecked(str(func))):
             tracer.found = str(func)
     if chosen:
         tracer.given.update((id(made), made) for made in _tensors_in(result))
@@ -162,6 +162,10 @@ def _trace(
 
 # Set here, because in the class torch would wrap it and import its compiler.
 _Tracer.__torch_dispatch__ = _trace  # type: ignore[assignment, method-assign]
+
+
+def _is_unchecked(operation: str) -> bool:
+    return any(name in operation for name in UNCHECKED)
 
 
 def _tensors_in(nest: object) -> list[torch.Tensor]:

@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from flwr_safedshb.privacy.clipping.gradients import (
     check_model,
 )
 from flwr_safedshb.privacy.losses import PerExampleLoss
-from tests.clipping import OwnForward, cross_entropy
+from tests.clipping import OwnForward, cross_entropy, way_of
 
 torch.set_num_threads(1)
 
@@ -171,6 +172,42 @@ def test_a_class_that_inherits_a_known_forward_is_not_known(model: nn.Module) ->
     others = clipped.flat_sum(inputs, targets, rest)
     inputs[0] = 1e6
     assert torch.equal(clipped.flat_sum(inputs, targets, rest), others)
+
+
+class OwnConvolution(nn.Conv1d):
+    def _conv_forward(self, inputs: Any, *more: Any) -> torch.Tensor:
+        found: torch.Tensor = super()._conv_forward(inputs, *more)
+        return found - found.mean(dim=0)
+
+
+@pytest.mark.parametrize("where", ["in its class", "on the layer"])
+def test_a_layer_with_a_step_of_its_own_has_no_formula(where: str) -> None:
+    layer = OwnConvolution(2, 3, 2) if where == "in its class" else nn.Conv1d(2, 3, 2)
+    if where == "on the layer":
+        own = layer._conv_forward
+        layer._conv_forward = lambda *given: own(*given) * 2  # type: ignore[method-assign]
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(9, 3))
+    clipped = ClippedGradients(model, cross_entropy, 1.0)
+    inputs, targets = torch.randn(5, 2, 4), torch.randint(3, (5,))
+    try:
+        clipped.prepare(inputs, targets)
+    except UnsupportedModelError:
+        return
+    assert way_of(clipped) != "plain"
+    expected = clipped.flat_sum(inputs, targets, torch.arange(5) != 2)
+    inputs[2] *= 1e3
+    found = clipped.flat_sum(inputs, targets, torch.arange(5) != 2)
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0)
+
+
+def test_one_example_ends_no_step_under_anomaly_detection() -> None:
+    model = OwnForward(nn.Linear(6, 3))
+    clipped = ClippedGradients(model, lambda o, y: o.sum(1).sqrt(), 1.0)
+    inputs, targets = batch()
+    expected = clipped.flat_sum(inputs, targets)
+    with torch.autograd.set_detect_anomaly(True):
+        found = clipped.flat_sum(inputs, targets)
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0)
 
 
 def test_a_class_that_only_builds_a_model_is_as_fast_as_what_it_builds() -> None:

@@ -139,8 +139,22 @@ def test_a_loss_that_would_end_the_process_is_refused() -> None:
         return functional.ctc_loss(scores, targets, *lengths, reduction="none")
 
     clipped = ClippedGradients(nn.Linear(4, 20), connectionist, 1.0)
-    with pytest.raises(UnsupportedModelError, match="use another loss"):
+    with pytest.raises(UnsupportedModelError, match="do without it"):
         clipped.prepare(torch.randn(3, 4), torch.randint(1, 4, (3, 2)))
+
+
+def test_a_layer_that_would_end_the_process_is_refused() -> None:
+    def sampled(x: torch.Tensor) -> torch.Tensor:
+        grid = x.reshape(len(x), 1, 2, 2)
+        image = torch.ones(len(x), 4, 3, 3)
+        found = functional.grid_sample(
+            image, grid, padding_mode="border", align_corners=False
+        )
+        return found[:, :, 0, 0]
+
+    clipped = ClippedGradients(Own(sampled), cross_entropy, 1.0)
+    with pytest.raises(UnsupportedModelError, match="do without it"):
+        clipped.prepare(torch.randn(3, 4), torch.randint(4, (3,)))
 
 
 @pytest.mark.parametrize("entry", [12, 77, -1, 2**40])
