@@ -237,13 +237,16 @@ class PrivateClientApp(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message."""
-        if message.metadata.message_type.split(".")[0] == MessageType.EVALUATE:
+        kind, _, action = message.metadata.message_type.partition(".")
+        if kind == MessageType.EVALUATE:
             configs = message.content.config_records.values()
             # Whoever asks for noise gets no numbers without it.
             if not self._has_own or any(PRIVATE in config for config in configs):
                 return self._evaluation(message, context)
-            if not allows_plain_evaluation(context.node_config):
-                _refuse_plain_evaluation(None, None)
+        # Whatever else an app answers by itself is outside of the guarantee.
+        private = kind == MessageType.TRAIN and action in ("", "default")
+        if not private and not allows_plain_evaluation(context.node_config):
+            _refuse_plain_evaluation(None, None)
         return super().__call__(message, context)
 
     def evaluate(

@@ -19,7 +19,7 @@ from flwr_safedshb.files import private_folder
 from flwr_safedshb.privacy.accounting.limits import MAX_STEPS
 from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from flwr_safedshb.privacy.policy import NodePolicy
+from flwr_safedshb.privacy.policy import NodePolicy, rule_names
 
 LEDGER_NAME = "safedshb.sqlite"
 # Keys that a node's config may hold beside the rules of its policy.
@@ -179,6 +179,11 @@ def admit_evaluation(
 
 def _policy_of(rules: Rules, node_keys: tuple[str, ...]) -> NodePolicy:
     others = (*NODE_KEYS, *node_keys)
+    if taken := sorted({*rule_names(), *NODE_KEYS} & {*node_keys}):
+        raise RefusedError(
+            f"node_keys has {taken[0]}, which is the owner's; name the app's key "
+            "otherwise"
+        )
     own = {key: value for key, value in rules if key not in others}
     policy = NodePolicy.from_config(own, others)
     if "state-dir" in dict(rules) and policy.require_secure_noise is None:
@@ -236,6 +241,11 @@ def _opened(
     """Open the node's ledger; the run may ask for a smaller budget than the policy."""
     weakest = max_epsilon if policy.max_epsilon is None else policy.max_epsilon
     delta = delta if policy.delta is None else policy.delta
+    if (policy.max_epsilon is None) != (policy.delta is None):
+        raise RefusedError(
+            "this node's config has one of max-epsilon and delta, and a budget needs "
+            "both; set the other, too"
+        )
     try:
         path = private_folder(Path(state_dir)) / LEDGER_NAME
         ledger = Ledger(path, weakest, delta, policy.unit)

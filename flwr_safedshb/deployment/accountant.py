@@ -149,6 +149,9 @@ class PLDAccountant:
         method = self._config.sampling_method
         if method is SamplingMethod.WITHOUT_REPLACEMENT:
             return PrivacyPlan(1.0, noise, event.sample_size, size, "fixed")
-        everyone = method is SamplingMethod.NO_AMPLIFICATION
-        batch = size if everyone else event.sample_size
+        if method is SamplingMethod.NO_AMPLIFICATION:
+            # Flower takes the mean over a fixed number of replies: whoever leaves is
+            # replaced, and the sum moves by 2C.
+            return PrivacyPlan(1.0, noise, size, size, "whole")
+        batch = event.sample_size
         return PrivacyPlan(1.0, noise, batch, size, "poisson", "add-remove")

@@ -13,6 +13,7 @@ decides, which only a simulation may do.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping, Sized
 from typing import cast
 
@@ -44,6 +45,7 @@ from flwr_safedshb.privacy.unusable import (
     unwarned,
 )
 
+_logger = logging.getLogger(__name__)
 # How many items are read to find one that says what all look like.
 _LOOK = 16
 # Characters of another error's text.
@@ -98,10 +100,12 @@ class Items(Examples):
         """Raise a `DatasetError` if an example decided what all must look like."""
         if self.declared:
             return
-        made_up = "(input, target)" if self.like is None else _as_code(self.like)
+        if self.like is not None:
+            _logger.error("The items are like like=%s", _as_code(self.like))
         raise DatasetError(
             "nothing says what an item looks like, and no item of the data may: give "
-            f"like=, a made-up example, as in like={made_up}"
+            "like=, a made-up example such as (torch.zeros(1, 28, 28), 0); the log of "
+            "this node has one that fits"
         )
 
     def some(self, which: NDArray[np.int64]) -> Items:

@@ -180,6 +180,11 @@ _WORDS: Mapping[str, set[str]] = {
 }
 
 
+def rule_names() -> set[str]:
+    """Return the names that rules have in a node's config."""
+    return {_key(field.name) for field in fields(NodePolicy)}
+
+
 def _key(name: str) -> str:
     return name.replace("_", "-")
 

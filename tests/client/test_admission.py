@@ -1,5 +1,6 @@
 """What a node admits: commitments, rules, evaluations, and what it says of errors."""
 
+import signal
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -207,8 +208,11 @@ def test_the_owners_own_stop_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     # Flower ends the process by a thread, if nothing else does.
     module = import_module("flwr.supercore.exit.exit")
     monkeypatch.setattr(module.threading, "Thread", MagicMock())
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        signal.default_int_handler(signal.SIGINT, None)
     with pytest.raises(KeyboardInterrupt):
-        refusal(KeyboardInterrupt())
+        refusal(interrupted.value)
+    assert isinstance(refusal(KeyboardInterrupt()), RefusedError)
     with pytest.raises(SystemExit) as stopped:
         flwr_exit(ExitCode.GRACEFUL_EXIT_SIGTERM, emit_telemetry=False)
     with pytest.raises(SystemExit):

@@ -66,12 +66,13 @@ def neighbours(method: SamplingMethod, noise: float) -> tuple[Density, Density]:
 
     Ten are drawn, and every update is clipped to 1. Without replacement all clients
     send -1, and one sends +1 in its place: the sum is -8 instead of -10 if it is drawn.
-    Where a client is added to silent ones, the sum is 1 instead of 0.
+    The same where a fixed number replies. Where a client is added to silent ones, the
+    sum is 1 instead of 0.
     """
-    if method is SamplingMethod.WITHOUT_REPLACEMENT:
-        return sums(-8.0, -10.0, 0.1, noise), sums(-10.0, -10.0, 0.1, noise)
-    rate = 0.1 if method is SamplingMethod.POISSON else 1.0
-    return sums(1.0, 0.0, rate, noise), sums(0.0, 0.0, rate, noise)
+    if method is SamplingMethod.POISSON:
+        return sums(1.0, 0.0, 0.1, noise), sums(0.0, 0.0, 0.1, noise)
+    rate = 0.1 if method is SamplingMethod.WITHOUT_REPLACEMENT else 1.0
+    return sums(-8.0, -10.0, rate, noise), sums(-10.0, -10.0, rate, noise)
 
 
 @pytest.mark.parametrize("noise", [0.6, 1.0, 3.0])

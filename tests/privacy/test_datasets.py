@@ -147,11 +147,15 @@ def test_no_item_decides_what_the_others_look_like() -> None:
         assert read == [not isinstance(item, str) for item in odd]
 
 
-def test_private_randomness_wants_items_that_are_declared() -> None:
+def test_private_randomness_wants_items_that_are_declared(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     plan = PrivacyPlan(1.0, 1.0, 2, SIZE)
     pair = nn.Linear(3, 2), nn.CrossEntropyLoss()
-    with pytest.raises(DatasetError, match=r"like=\(torch.zeros\(3\), torch.zeros"):
+    with pytest.raises(DatasetError, match="give like=") as refused:
         private_gradient(pair, PAIRS, plan, SecureRandomness())
+    assert "zeros(3)" not in str(refused.value)  # which the server may see
+    assert "like=(torch.zeros(3), torch.zeros((), dtype=torch.int64))" in caplog.text
     private_gradient(pair, PAIRS, plan, SecureRandomness(), like=LIKE)
     private_gradient(pair, PAIRS, plan, SeededRandomness(0))
 
@@ -161,7 +165,10 @@ def test_a_pair_of_arrays_takes_no_made_up_example() -> None:
         examples_of((INPUTS, LABELS), like=LIKE)
 
 
-@pytest.mark.parametrize("raised", [SystemExit, GeneratorExit, BaseException])
+@pytest.mark.parametrize(
+    "raised",
+    [SystemExit, GeneratorExit, KeyboardInterrupt, BaseException],
+)
 def test_an_item_that_raises_anything_is_an_empty_place(
     raised: type[BaseException],
 ) -> None:
@@ -180,18 +187,48 @@ def test_an_item_that_raises_anything_is_an_empty_place(
 def test_the_owner_can_stop_a_node_while_it_reads() -> None:
     class Stops(list[Any]):
         def __getitem__(self, index: Any) -> Any:
-            signal.raise_signal(signal.SIGUSR1)
+            signal.raise_signal(signal.SIGTERM)
             return super().__getitem__(index)
 
     def stop(*_: object) -> None:
         raise SystemExit(0)
 
-    before = signal.signal(signal.SIGUSR1, stop)
+    before = signal.signal(signal.SIGTERM, stop)
     try:
         with pytest.raises(SystemExit):
             examples_of(Stops(PAIRS), like=LIKE).one(0)
     finally:
-        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_ctrl_c_stops_a_node_while_it_reads() -> None:
+    class Interrupted(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            signal.raise_signal(signal.SIGINT)
+            return super().__getitem__(index)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            examples_of(Interrupted(PAIRS), like=LIKE).one(0)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_time_limit_of_the_datasets_own_stops_nobody() -> None:
+    class Slow(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            signal.raise_signal(signal.SIGALRM)
+            return super().__getitem__(index)
+
+    def late(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    try:
+        assert examples_of(Slow(PAIRS), like=LIKE).one(0) is None
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_what_one_item_draws_changes_no_other() -> None:

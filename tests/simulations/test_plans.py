@@ -32,9 +32,11 @@ def test_every_node_finds_its_own_noise(local_steps: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_every_ledger_ends_at_the_target(tmp_path: Path, size: int) -> None:
     cfg = composed("privacy.target_epsilon=2")
+    plan = plans_of(cfg, size).training
     with Ledger(tmp_path / "ledger", 2.0, 1e-4) as ledger:
+        ledger.commit([(plan, 400)], "run")
         for _ in range(40):
-            ledger.charge(plans_of(cfg, size).training, 10, "run")
+            ledger.charge(plan, 10, "run")
         assert 1.9 < ledger.epsilon() <= 2.0
 
 

@@ -18,12 +18,6 @@ def test_a_round_is_traced_from_the_messages_to_the_step() -> None:
     assert ("client/step.py", "privacy/ledger/store.py", "Store.charge") in names
     assert ("server/round.py", "server/screening.py", "screen_all") in names
     assert all(by.file != called.file for by, called in found.calls)
-    # A round is to stay readable: all of it, and what is no matter of privacy.
-    assert len(found.called) <= 40
-    assert len(found.files) <= 20
-    outside = {c for c in found.called if not c.file.startswith("privacy/")}
-    assert len(outside) <= 23
-    assert len({f for f in found.files if not f.startswith("privacy/")}) <= 11
     # The same every time, so that a page can tell it.
     assert list(walk.walk_a_round().lines()) == list(found.lines())
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+_KNOWN_LIBRARIES = ("builtins", "collections", "functools", "numpy", "torch")
 # Values of larger tensors, that are neither parameters nor buffers, are not compared.
 _MAX_VALUES = 2**16
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
@@ -52,8 +53,10 @@ class _Description:
             return (thing,)
         if isinstance(thing, torch.Tensor):
             return self._describe_tensor(thing)
-        if id(thing) in self._within:
-            raise ValueError("an object is a part of itself")
+        if id(thing) in self._within or _says_itself(type(thing)):
+            raise ValueError(
+                "an object is a part of itself, or says what it is made of"
+            )
         self._within.add(id(thing))
         parts = tuple(map(self.describe, _take_apart(thing)))
         self._within.remove(id(thing))
@@ -68,6 +71,17 @@ class _Description:
         if tensor.numel() > _MAX_VALUES:
             raise ValueError("a tensor that is no buffer is too large to compare")
         return type(tensor), number, *kind, tensor.detach().cpu().numpy().tobytes()
+
+
+def _says_itself(kind: type) -> bool:
+    """Return whether a class decides itself what a copy is made of."""
+    own = ("__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__")
+    strangers = [
+        each
+        for each in kind.__mro__
+        if each.__module__.partition(".")[0] not in _KNOWN_LIBRARIES
+    ]
+    return any(name in vars(each) for each in strangers for name in own)
 
 
 def _take_apart(thing: Any) -> tuple[Any, ...]:

@@ -122,6 +122,7 @@ class ClippedGradients:
         ------
         UnsupportedModelError
         """
+        refuse_global_hooks()
         tensors = tensors_of(inputs, targets)
         kind = tuple((tuple(tensor.shape[1:]), tensor.dtype) for tensor in tensors)
         if kind not in self._paths:
@@ -193,7 +194,6 @@ class ClippedGradients:
         (count,) = counts
         if count == 0:
             return torch.zeros(groups, self.size, device=self.trained[0].device)
-        refuse_global_hooks()
         path = self.prepare(inputs, targets)
         with path.lock, flushed_denormals():
             return self._consume(path, batch, groups, usable)

@@ -69,7 +69,7 @@ _INDICES = {
     **dict.fromkeys(("scatter", "scatter_add", "scatter_add_"), 2),
 }
 # These read outside of their memory for some values, which ends the process.
-UNCHECKED = ("ctc_loss", "grid_sampler")
+UNCHECKED = ("ctc_loss", "grid_sampler", "segment_reduce", "sparse", "_mode")
 # These raise for whole numbers and a divisor of zero.
 _DIVISIONS = frozenset({"floor_divide", "remainder", "fmod"})
 
@@ -188,7 +188,7 @@ def _is_total(
     if name in _INDICES:
         indices = {id(tensor) for tensor in _tensors_in(args[_INDICES[name] :][:1])}
         return not any(id(tensor) in indices for tensor in chosen)
-    if name in _DIVISIONS or "mode" in func._overloadname:
+    if name in _DIVISIONS or "_mode" in func._overloadname:
         return any(tensor.is_floating_point() for tensor in tensors)
     if name == "binary_cross_entropy":  # it wants outputs between 0 and 1
         return False

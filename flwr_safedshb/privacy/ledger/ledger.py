@@ -216,6 +216,9 @@ class Ledger(Store):
             self._fitting = Fitting(first, {**charged, plan: enough})
         return self._fitting
 
+    def _has_room(self, block: Block) -> bool:
+        return any(steps and self.steps_left(plan) > 0 for plan, steps in block)
+
     def _cut(self, block: Block) -> Block:
         from flwr_safedshb.privacy.ledger.budget import cut_block
 

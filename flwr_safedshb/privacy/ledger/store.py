@@ -168,9 +168,11 @@ class Store(ABC):
         name = _name(run)
         if name in self._read.runs:  # entries never go away
             return
-        wanted = [(plan, _count(steps, least=0)) for plan, steps in block]
+        wanted = [(plan, checked_steps(steps)) for plan, steps in block]
         for plan, _ in wanted:
             _in_unit(plan, self.unit)
+        if self._read.first and not self._has_room(wanted):
+            return  # or a server could fill the file of a ledger that is spent
         cut = None
         while True:
             with self._transaction() as connection:
@@ -197,6 +199,10 @@ class Store(ABC):
     @abstractmethod
     def _learn(self, plan: PrivacyPlan, charged: Totals, first: Totals) -> Fitting:
         """Return, and remember, charges that fit: these, with more of ``plan``."""
+
+    @abstractmethod
+    def _has_room(self, block: Block) -> bool:
+        """Return whether a step of any plan of a block still fits."""
 
     @abstractmethod
     def _cut(self, block: Block) -> Block:

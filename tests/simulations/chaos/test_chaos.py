@@ -273,7 +273,7 @@ def test_short_suite(tmp_path: Path) -> None:
         for fault in FAULTS
         if fault.key in SHORT
     ]
-    steps = 4
+    steps = 6
     normal = band.measured(SEED, steps)
     findings = trained(tmp_path / "flower", faults, SEED, steps, normal, print)
     assert [finding.problems for finding in findings] == [[]] * len(SHORT)
