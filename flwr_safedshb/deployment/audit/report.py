@@ -172,7 +172,7 @@ class Report:
 
 def model_row(finding: Finding, reading: Reading | None) -> ModelRow:
     """Return the row of what a search found, and of the labels that were read."""
-    broken = finding.raised
+    broken = finding.raised or finding.accepted
     if finding.ratio > 1.0:
         broken = f"{finding.ratio:.6g} by one {finding.how}"
         if finding.remembered:
@@ -218,7 +218,7 @@ def _code() -> str:
     """Return a hash of the code that clips and that searches, without its comments."""
     root = Path(flwr_safedshb.__file__).parent / "privacy"
     total = hashlib.sha256()
-    parts = ("examples.py", "clipping/*.py", "audit/**/*.py")
+    parts = ("*.py", "clipping/*.py", "randomness/*.py", "audit/**/*.py")
     for path in sorted(file for part in parts for file in root.glob(part)):
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):

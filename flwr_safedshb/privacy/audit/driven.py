@@ -8,6 +8,7 @@ nearly vanishes, and are then blown up by powers of two.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -55,7 +56,7 @@ def cancelled(
         moved.expand(copies, *moved.shape[1:]).clone(),
         targets.expand(copies, *targets.shape[1:]).clone(),
     )
-    return Trial(chosen, batch, trial.other)
+    return replace(trial, weights=chosen, batch=batch)
 
 
 def _descended(model: nn.Module, subject: Subject, batch: Batch) -> torch.Tensor:

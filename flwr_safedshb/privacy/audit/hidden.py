@@ -59,12 +59,13 @@ class Hidden:
 
         try:
             handles += [layer.register_forward_hook(see) for layer in self._layers]
-            losses = self._loss(self._model(batch[0]), batch[1])
+            inputs, targets = (part.clone() for part in batch)  # some work in place
+            losses = self._loss(self._model(inputs), targets)
             outputs = [output for _, output in seen]
             found = torch.autograd.grad(
                 losses.sum(), [*self._trained, *outputs], allow_unused=True
             )
-        except (RuntimeError, IndexError, ValueError):
+        except Exception:  # a loss may raise anything
             return 0.0
         finally:
             for handle in handles:
