@@ -63,6 +63,14 @@ def _probability_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Ten
     return functional.binary_cross_entropy(outputs, targets, reduction="none").sum(1)
 
 
+def _label_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Make probabilities of labels, which may be no such thing."""
+    wanted = targets.to(outputs.dtype)
+    return functional.binary_cross_entropy(
+        outputs[:, 0].sigmoid(), wanted, reduction="none"
+    )
+
+
 def _log_scores() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
 
@@ -211,6 +219,12 @@ SUBJECTS = (
         lambda: nn.Sequential(CancellingProbabilities()),
         _probability_loss,
         _halves,
+    ),
+    Subject(
+        "binary_cross_entropy on labels",
+        _log_scores,
+        _label_loss,
+        floats(6, classes=2),
     ),
     Subject("CrossEntropyLoss", _log_scores, nn.CrossEntropyLoss(), ROW),
     Subject(
