@@ -261,6 +261,7 @@ class _Bench:
         """
         for mine, given in zip(self._entries, trial.weights, strict=True):
             mine.copy_(given)
+        sent = [entry.clone() for entry in self._entries]
         whole = self._sums(trial, trial.batch, trial.usable)
         exchanged = self._sums(trial, *trial.exchanged)
         replaced = max(gaps(whole, exchanged, 2 * self.clip_norm))
@@ -272,7 +273,7 @@ class _Bench:
             return max(removed, replaced)
         same = self._sums(trial, trial.batch, trial.usable)
         remembered = max(gaps(whole, same, 2 * self.clip_norm))
-        pairs = zip(self._entries, trial.weights, strict=True)
+        pairs = zip(self._entries, sent, strict=True)
         if not all(torch.equal(*map(torch.nan_to_num, pair)) for pair in pairs):
             remembered = math.inf  # the model is not what the server sent
         finding.remembered = max(finding.remembered, remembered)

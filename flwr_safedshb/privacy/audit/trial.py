@@ -165,6 +165,9 @@ def mutated(subject: Subject, trial: Trial, rng: np.random.Generator) -> Trial:
         weights = [w * float(p) for w, p in zip(trial.weights, powers, strict=True)]
         return replace(trial, weights=weights)
     if kind == 3:
+        if rng.random() < 0.5:
+            other = trial.other[0], _mislabelled(trial.other[1], rng)
+            return replace(trial, other=other)
         targets = _mislabelled(trial.batch[1], rng)
         return replace(trial, batch=(trial.batch[0], targets))
     if kind == 4:
