@@ -193,8 +193,36 @@ class _Functional(nn.Module):
         return outputs
 
 
+def _each_word() -> nn.Module:
+    return nn.Sequential(nn.Embedding(12, 6), nn.Tanh(), nn.Linear(6, 12))
+
+
+def _next_word(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return an example's mean loss over its words, where some are ignored."""
+    every = functional.cross_entropy(outputs.mT, targets, reduction="none")
+    return every.mean(dim=1)
+
+
+def _words(count: int, rng: np.random.Generator) -> Batch:
+    words = torch.from_numpy(rng.integers(12, size=(2, count, 4)))
+    return words[0], words[1]
+
+
+def _pixels(count: int, rng: np.random.Generator) -> Batch:
+    inputs = torch.from_numpy(rng.standard_normal((count, 2, 3, 3))).float()
+    return inputs, torch.from_numpy(rng.integers(3, size=(count, 3, 3)))
+
+
+def _each_pixel() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 4, 1), nn.ReLU(), nn.Conv2d(4, 3, 1))
+
+
 def _flat_embedding() -> nn.Module:
     return nn.Sequential(nn.Embedding(12, 4), nn.Flatten(), nn.Linear(16, 3))
+
+
+def _largest() -> nn.Module:
+    return nn.Sequential(nn.EmbeddingBag(12, 6, mode="max"), nn.Linear(6, 3))
 
 
 class _Lstm(nn.Module):
@@ -265,5 +293,10 @@ SUBJECTS = (
     Subject("tied table", _Lookup, cross_entropy, tokens(4, 12, 12)),
     Subject("bare table", _Functional, cross_entropy, WORDS),
     Subject("Embedding, flattened", _flat_embedding, nn.CrossEntropyLoss(), WORDS),
+    Subject("labels of words", _each_word, _next_word, _words),
+    Subject(
+        "labels of pixels", _each_pixel, nn.CrossEntropyLoss(ignore_index=2), _pixels
+    ),
+    Subject("EmbeddingBag, largest", _largest, cross_entropy, WORDS),
     Subject("LSTM", _Lstm, cross_entropy, floats(3, 4, classes=3)),
 )
