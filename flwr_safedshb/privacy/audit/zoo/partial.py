@@ -41,8 +41,8 @@ class CancellingProbabilities(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Sigmoid())
         with torch.no_grad():
             layers[0].weight.copy_(torch.tensor([[1.0, 3e38], [1.0, -3e38]]))
-            layers[2].weight.fill_(1.0)  # type: ignore[operator]
-            layers[2].bias.zero_()  # type: ignore[union-attr, operator]
+            layers[2].weight.fill_(1.0)
+            layers[2].bias.zero_()
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return probabilities, (k, 1)."""
@@ -133,23 +133,29 @@ def _gaussian_nll(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def _solved(hidden: torch.Tensor) -> torch.Tensor:
     matrix = hidden.reshape(-1, 2, 3)[:, :, :2]
-    return torch.linalg.solve(matrix, hidden.reshape(-1, 2, 3)).flatten(1)
+    found: torch.Tensor = torch.linalg.solve(matrix, hidden.reshape(-1, 2, 3)).flatten(
+        1
+    )
+    return found
 
 
 def _decomposed(hidden: torch.Tensor) -> torch.Tensor:
     matrix = hidden.reshape(-1, 2, 3)
     covariance = matrix @ matrix.mT + torch.eye(2, dtype=hidden.dtype)
-    return (torch.linalg.cholesky(covariance) @ matrix).flatten(1)
+    found: torch.Tensor = (torch.linalg.cholesky(covariance) @ matrix).flatten(1)
+    return found
 
 
 def _inverted(hidden: torch.Tensor) -> torch.Tensor:
     matrix = hidden.reshape(-1, 2, 3)
-    return (torch.linalg.pinv(matrix).mT + matrix).flatten(1)
+    found: torch.Tensor = (torch.linalg.pinv(matrix).mT + matrix).flatten(1)
+    return found
 
 
 def _eigenvalues(hidden: torch.Tensor) -> torch.Tensor:
     matrix = hidden.unsqueeze(2) * hidden.unsqueeze(1)
-    return torch.linalg.eigvalsh(matrix)
+    found: torch.Tensor = torch.linalg.eigvalsh(matrix)
+    return found
 
 
 def _chosen_rows(hidden: torch.Tensor) -> torch.Tensor:
