@@ -10,7 +10,7 @@ import torch
 
 import simulations.audit
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.examples import Batch
+from flwr_safedshb.privacy.examples import Example
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 from simulations.audit import PLANS, audit, epsilon_lower_bound, main
@@ -56,11 +56,11 @@ def test_catches_the_sensitivity_of_a_removed_example(
 
 
 class Unclipped(ClippedGradients):
-    def flat_sum(
-        self, inputs: Batch, targets: Batch, usable: torch.Tensor | None = None
+    def consume(
+        self, batch: Example, groups: int = 1, usable: torch.Tensor | None = None
     ) -> torch.Tensor:
         clip_norm, self.clip_norm = self.clip_norm, 1e9
-        total = super().flat_sum(inputs, targets, usable)
+        total = super().consume(batch, groups, usable)
         self.clip_norm = clip_norm
         return total
 

@@ -19,7 +19,7 @@ from flwr_safedshb.privacy.audit.timing import Timing
 from flwr_safedshb.privacy.audit.zoo import borrowed
 
 PACKAGES = ("torch", "numpy", "opacus", *borrowed.NEEDED)
-TIME_HEADS = ("model", "path", "bad examples", "usual ms", "one bad", "half bad")
+TIME_HEADS = ("model", "path", "bad examples", "usual ms", "one bad", "half", "CPU")
 HEADS = ("model", "path, or refusal", "candidates", "worst / C", "worst / 2C", "labels")
 
 
@@ -206,7 +206,7 @@ def model_row(finding: Finding, reading: Reading | None) -> ModelRow:
 
 def time_cells(timing: Timing) -> tuple[str, ...]:
     """Return a row under `TIME_HEADS`."""
-    bad = (f"{timing.one:.2f}", f"{timing.half:.2f}")
+    bad = (f"{ratio:.2f}" for ratio in (timing.one, timing.half, timing.computed))
     kind = timing.kind if timing.holds else f"FAR: {timing.kind}"
     return timing.model, timing.path, kind, f"{timing.usual * 1e3:.1f}", *bad
 

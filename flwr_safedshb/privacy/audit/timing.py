@@ -8,6 +8,7 @@ that what else the machine does falls on all of them; what is compared are media
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 import warnings
@@ -199,6 +200,7 @@ def measure_times(
             }
             every = [step for row in rows.values() for step in row]
             for _ in range(steps):
+                random.shuffle(every)
                 for step in every:
                     step.run()
             found += [_compare(model, kind, row) for kind, row in rows.items()]
