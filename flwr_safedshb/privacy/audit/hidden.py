@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from flwr_safedshb.privacy.audit.subject import Batch
 from flwr_safedshb.privacy.clipping.gradients import Loss
 from flwr_safedshb.privacy.losses import PerExampleLoss
+from flwr_safedshb.privacy.unusable import reraise_stop
 
 
 class Hidden:
@@ -65,7 +66,8 @@ class Hidden:
             found = torch.autograd.grad(
                 losses.sum(), [*self._trained, *outputs], allow_unused=True
             )
-        except Exception:  # a loss may raise anything
+        except BaseException as error:  # a loss may raise anything
+            reraise_stop(error)
             return 0.0
         finally:
             for handle in handles:
