@@ -1,8 +1,9 @@
 """Attack clipping, ledger and node, as a hostile server or hostile data could.
 
 Over a zoo of models it searches weights, inputs and batches for the largest change of a
-clipped sum by one example, tries to read labels out of releases, and sends a node every
-odd message, plan and example. Nothing of this machine's nodes is used or charged. What
+clipped sum by one example, tries to read labels out of releases, sends a node every odd
+message, plan and example, and compares the times of steps with bad examples and without
+them. Nothing of this machine's nodes is used or charged. What
 is done is kept in a file after every model, and a run that was stopped goes on there.
 
   safedshb audit --candidates 100               a first look
@@ -64,6 +65,7 @@ def attack(report: Report, only: list[str], output: Path) -> None:
     from rich.progress import Progress
 
     from flwr_safedshb.deployment.audit.suite import attack_node, attempts
+    from flwr_safedshb.privacy.audit.timing import MODELS, measure_times
 
     todo, report.left_out = attempts(only)
     todo = [attempt for attempt in todo if report.found(*attempt.names) is None]
@@ -82,18 +84,26 @@ def attack(report: Report, only: list[str], output: Path) -> None:
             task = progress.add_task("requests", total=None)
             report.requests += attack_node(report.settings)
             progress.remove_task(task)
+        if not only and not report.times:
+            task = progress.add_task("times of steps", total=len(MODELS))
+            tell = functools.partial(progress.advance, task)
+            report.times += measure_times(report.settings.steps, progress=tell)
+            progress.remove_task(task)
     report.save(output)
 
 
 def _show(report: Report) -> None:
     from flwr_safedshb.cli._listing import show
-    from flwr_safedshb.deployment.audit.report import HEADS
+    from flwr_safedshb.deployment.audit.report import HEADS, TIME_HEADS, time_cells
 
     models = [row.cells() for row in report.models]
     show("One example's most, by search", HEADS, models, HEADS[2])
     if report.requests:
         requests = [row.cells() for row in report.requests]
         show("Odd requests", ("asked for", "number", "outcomes"), requests, "number")
+    if report.times:
+        times = [time_cells(row) for row in report.times]
+        show("Times of steps, in units of the usual", TIME_HEADS, times, "usual ms")
     for line in report.left_out:
         print(f"left out: {line}")
     print("all promises hold" if report.holds else "BROKEN promises: see above")

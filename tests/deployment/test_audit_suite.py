@@ -19,7 +19,7 @@ from flwr_safedshb.deployment.audit.suite import Attempt, attempts
 from flwr_safedshb.privacy.audit.cases import Case, Cases
 from flwr_safedshb.privacy.audit.label import Reading
 from flwr_safedshb.privacy.audit.search import Finding
-from flwr_safedshb.privacy.audit.zoo import mixing, plain
+from flwr_safedshb.privacy.audit.zoo import borrowed, mixing
 from simulations import audit
 
 SHORT = Settings(candidates=40, guesses=20, rounds=2)
@@ -27,8 +27,7 @@ SHORT = Settings(candidates=40, guesses=20, rounds=2)
 QUICK = [
     attempt
     for attempt in attempts()[0]
-    if attempt.subject in (*plain.SUBJECTS, *mixing.SUBJECTS)
-    and "DP" not in attempt.subject.name
+    if attempt.subject not in borrowed.SUBJECTS and "DP" not in attempt.subject.name
 ]
 
 
@@ -41,7 +40,7 @@ def test_no_model_of_the_zoo_breaks_its_bound(attempt: Attempt) -> None:
     if "not implemented for 'Half'" in row.refusal:
         pytest.skip(f"this torch cannot: {row.refusal}")
     if row.refusal:
-        assert attempt.subject in mixing.SUBJECTS
+        assert attempt.subject.must_refuse or attempt.subject in mixing.SUBJECTS
         return
     assert row.path in ("known layers", "torch.vmap", "one at a time")
     assert sum(done) == row.candidates >= 40
@@ -86,12 +85,14 @@ def test_a_run_goes_on_where_it_stopped(
 
 def test_what_is_broken_is_said() -> None:
     worse = Finding("CNN", "float32", path="known layers", removed=1.25, how="drawn")
+    kept = Finding("CNN", "float32", path="known layers", accepted="must be refused")
     raised = Finding("CNN", "float32", path="known layers", raised="RuntimeError: x")
     fine = Finding("CNN", "float32", path="known layers", removed=1.0)
     read = Reading("CNN", 200, 200, 0.52)
     for finding, reading, said in (
         (worse, None, "1.25 by one drawn"),
         (raised, None, "RuntimeError: x"),
+        (kept, None, "must be refused"),
         (fine, read, "labels are read better than by chance"),
         (fine, Reading("CNN", 100, 200, 0.52), ""),
     ):
@@ -105,7 +106,7 @@ def test_what_is_broken_is_said() -> None:
     assert not Report(SHORT, requests=[cases_row(cases)]).holds
 
 
-@pytest.mark.parametrize("name", ["candidates", "guesses", "rounds"])
+@pytest.mark.parametrize("name", ["candidates", "guesses", "rounds", "steps"])
 def test_settings_without_sense_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}=0 must be at least 1"):
         Settings(**{name: 0})

@@ -7,6 +7,7 @@ from scipy import stats
 from torch import nn
 
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
+from flwr_safedshb.privacy.examples import Example
 from flwr_safedshb.privacy.gaussian import private_gradient
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SecureRandomness, SeededRandomness
@@ -21,27 +22,33 @@ def slope(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "dataset",
-    [(INPUTS, TARGETS), list(zip(INPUTS, TARGETS, strict=True))],
+    ("dataset", "like"),
+    [
+        ((INPUTS, TARGETS), None),
+        (list(zip(INPUTS, TARGETS, strict=True)), (torch.zeros(1), torch.zeros(()))),
+    ],
     ids=["whole", "one by one"],
 )
 def test_a_poisson_batch_has_as_many_places_for_any_draw(
-    dataset: object, monkeypatch: pytest.MonkeyPatch
+    dataset: object,
+    like: tuple[object, object] | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plan = PrivacyPlan(1.0, 0.0, 1, 40, sampling="poisson")
     seen: list[torch.Tensor] = []
-    own = ClippedGradients.flat_sum
+    own = ClippedGradients.consume
 
     def watched(
-        self: ClippedGradients, x: torch.Tensor, y: torch.Tensor, usable: torch.Tensor
+        self: ClippedGradients, batch: Example, groups: int = 1, *, usable: torch.Tensor
     ) -> torch.Tensor:
         seen.append(usable)
-        return own(self, x, y, usable)
+        return own(self, batch, groups, usable)
 
-    monkeypatch.setattr(ClippedGradients, "flat_sum", watched)
+    monkeypatch.setattr(ClippedGradients, "consume", watched)
     gradients = ClippedGradients(nn.Linear(1, 1, bias=False), slope, 1.0)
+    source = SecureRandomness()
     released = [
-        float(private_gradient(gradients, dataset, plan, SecureRandomness())[0][0, 0])
+        float(private_gradient(gradients, dataset, plan, source, like=like)[0][0, 0])
         for _ in range(200)
     ]
     places = plan.sampler.places(plan)

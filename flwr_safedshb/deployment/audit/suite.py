@@ -21,7 +21,14 @@ from flwr_safedshb.privacy.audit.orders import attack_orders
 from flwr_safedshb.privacy.audit.plans import attack_limits, attack_plans
 from flwr_safedshb.privacy.audit.search import search, worst_trials
 from flwr_safedshb.privacy.audit.subject import Subject
-from flwr_safedshb.privacy.audit.zoo import borrowed, mixing, plain
+from flwr_safedshb.privacy.audit.zoo import (
+    borrowed,
+    mixing,
+    partial,
+    plain,
+    random,
+    state,
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,8 @@ def attempts(only: Sequence[str] = ()) -> tuple[list[Attempt], list[str]]:
     ValueError
         If a part is in no name.
     """
-    subjects = [*plain.SUBJECTS, *borrowed.SUBJECTS, *mixing.SUBJECTS]
+    rooms = (plain, borrowed, random, partial, mixing, state)
+    subjects = [subject for room in rooms for subject in room.SUBJECTS]
     for part in only:
         if not any(part.lower() in subject.name.lower() for subject in subjects):
             names = ", ".join(subject.name for subject in subjects)

@@ -8,6 +8,7 @@ nearly vanishes, and are then blown up by powers of two.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 from flwr_safedshb.privacy.audit.subject import Batch, Subject
 from flwr_safedshb.privacy.audit.trial import Trial, drawn, entries
 from flwr_safedshb.privacy.losses import PerExampleLoss
+from flwr_safedshb.privacy.unusable import reraise_stop
 
 _STEPS = 15
 
@@ -40,7 +42,8 @@ def cancelled(
         inputs = inputs.double()
     try:
         moved = _descended(wide, subject, (inputs, targets))
-    except (RuntimeError, ValueError, IndexError):
+    except BaseException as error:  # a loss may raise anything
+        reraise_stop(error)
         return trial
     scales = 2.0 ** rng.integers(-2, 20, size=len(weights) + 1)
     dtype = weights[0].dtype
@@ -55,7 +58,7 @@ def cancelled(
         moved.expand(copies, *moved.shape[1:]).clone(),
         targets.expand(copies, *targets.shape[1:]).clone(),
     )
-    return Trial(chosen, batch, trial.other)
+    return replace(trial, weights=chosen, batch=batch)
 
 
 def _descended(model: nn.Module, subject: Subject, batch: Batch) -> torch.Tensor:

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from flwr_safedshb.privacy.audit.subject import Batch
 from flwr_safedshb.privacy.clipping.gradients import Loss
 from flwr_safedshb.privacy.losses import PerExampleLoss
+from flwr_safedshb.privacy.unusable import reraise_stop
 
 
 class Hidden:
@@ -59,12 +60,14 @@ class Hidden:
 
         try:
             handles += [layer.register_forward_hook(see) for layer in self._layers]
-            losses = self._loss(self._model(batch[0]), batch[1])
+            inputs, targets = (part.clone() for part in batch)  # some work in place
+            losses = self._loss(self._model(inputs), targets)
             outputs = [output for _, output in seen]
             found = torch.autograd.grad(
                 losses.sum(), [*self._trained, *outputs], allow_unused=True
             )
-        except (RuntimeError, IndexError, ValueError):
+        except BaseException as error:  # a loss may raise anything
+            reraise_stop(error)
             return 0.0
         finally:
             for handle in handles:

@@ -121,9 +121,25 @@ WILD, QUIET = (np.array(shares) for shares in zip(*_SHARES.values(), strict=True
 
 def hostile(like: torch.Tensor, rng: Rng, shares: Shares = WILD) -> torch.Tensor:
     """Return a tensor of the same shape and type out of a random family."""
-    if not like.is_floating_point() or like.numel() == 0 or like.dim() == 0:
+    if like.numel() == 0 or like.dim() == 0:
         return like.clone()
+    if not like.is_floating_point():
+        return misplaced(like, rng)
     return _FAMILIES[rng.choice(len(_FAMILIES), p=shares)](like, rng)
+
+
+def misplaced(like: torch.Tensor, rng: Rng) -> torch.Tensor:
+    """Put classes or entries that do not exist in a few places of whole numbers."""
+    if like.is_floating_point() or like.dtype == torch.bool:
+        return like.clone()
+    info = torch.iinfo(like.dtype)
+    # One too many, less than nothing, the class that torch ignores, and far away.
+    near = (min(int(like.max()), 99) + 1, 77, -1, -2, -100)
+    values = torch.tensor([*near, 2**31, 2**40, info.max, info.min], dtype=like.dtype)
+    some = values[torch.from_numpy(rng.integers(len(values), size=tuple(like.shape)))]
+    share = rng.choice([0.0, 0.05, 0.5])
+    taken = torch.from_numpy(rng.random(tuple(like.shape)) < share)
+    return torch.where(taken, some, like)
 
 
 def _power(dtype: torch.dtype, rng: Rng) -> float:

@@ -6,7 +6,12 @@ The promise under test: whatever the weights and the examples are, in the sums t
 - leaving one example's place empty changes a sum by at most C; of an example alone this
   is the norm of its contribution;
 - replacing one example by another changes a sum by at most 2C;
-- no call depends on what an earlier call was given.
+- no call depends on what an earlier call was given, or changes the model;
+- a model that keeps values of examples is refused.
+
+A clipper is called as a client calls it: with a batch read from arrays or items, some
+of which cannot be read, and the places that count. Models are in training mode, and all
+passes of a candidate have the same random state.
 
 Candidates are drawn from families of hostile numbers, mutated from the worst ones found
 so far, and driven by an optimiser to where gradients cancel (`driven`). Several that
@@ -30,6 +35,7 @@ from torch import nn
 from flwr_safedshb.privacy.audit.driven import cancelled
 from flwr_safedshb.privacy.audit.exact import gaps
 from flwr_safedshb.privacy.audit.hidden import Hidden
+from flwr_safedshb.privacy.audit.reading import read_batch
 from flwr_safedshb.privacy.audit.subject import Batch, Subject
 from flwr_safedshb.privacy.audit.trial import Trial, drawn, entries, mutated, usual
 from flwr_safedshb.privacy.clipping.gradients import (
@@ -37,7 +43,9 @@ from flwr_safedshb.privacy.clipping.gradients import (
     Loss,
     UnsupportedModelError,
 )
+from flwr_safedshb.privacy.examples import Example
 from flwr_safedshb.privacy.plan import Clipping
+from flwr_safedshb.privacy.unusable import reraise_stop, unlogged
 
 # The worst candidates so far, from which others are made.
 _ARCHIVE = 12
@@ -49,13 +57,8 @@ CLIPS = (1.0, 0.1, 1000.0)
 class Clipper(Protocol):
     """What is under attack; `ClippedGradients` is one."""
 
-    def grouped(
-        self,
-        inputs: torch.Tensor,
-        targets: torch.Tensor,
-        groups: int,
-        usable: torch.Tensor | None = None,
-        /,
+    def consume(
+        self, batch: Example, groups: int = 1, usable: torch.Tensor | None = None, /
     ) -> torch.Tensor:
         """Return the sum of each group's clipped gradients, (groups, d)."""
         ...
@@ -94,6 +97,8 @@ class Finding:
     raised : str
         The first exception that was no refusal, or empty: whether a node answers must
         not depend on its data.
+    accepted : str
+        What was accepted and must be refused, or empty.
     seconds : float
     """
 
@@ -107,6 +112,7 @@ class Finding:
     how: str = ""
     candidates: int = 0
     raised: str = ""
+    accepted: str = ""
     seconds: float = 0.0
     worst: Kept = field(default_factory=list, repr=False)
     promising: Kept = field(default_factory=list, repr=False)
@@ -121,7 +127,7 @@ class Finding:
     @property
     def holds(self) -> bool:
         """Whether the model was refused, or nothing above the bounds was found."""
-        return self.ratio <= 1.0 and not self.raised
+        return self.ratio <= 1.0 and not self.raised and not self.accepted
 
     def keep(self, score: float, hidden: float, trial: Trial) -> None:
         """Keep candidates if they are among the worst, or hide the most."""
@@ -162,7 +168,8 @@ def search(
     finding = Finding(subject.name, str(dtype).removeprefix("torch."))
     rng = np.random.default_rng([seed, *finding.subject.encode()])
     start = time.monotonic()
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
+    quiet = warnings.catch_warnings(action="ignore")
+    with torch.random.fork_rng(devices=[]), quiet, unlogged():
         torch.manual_seed(seed)
         try:
             kinds = (make_clipper,) if make_clipper else (ClippedGradients, Narrow)
@@ -173,8 +180,11 @@ def search(
         except UnsupportedModelError as refusal:
             finding.refusal = str(refusal).partition("\n")[0]
             finding.path = ""
-        except Exception as error:
+        except BaseException as error:  # a node must not end either
+            reraise_stop(error)
             finding.raised = _named(error)
+    if subject.must_refuse and not finding.refusal:
+        finding.accepted = "a model that must be refused is accepted"
     finding.seconds = time.monotonic() - start
     return finding
 
@@ -206,7 +216,8 @@ def _attack(
             score = bench.measure(trial, finding, again=turn % _REMEMBER == 0)
         except UnsupportedModelError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            reraise_stop(error)
             finding.raised = finding.raised or _named(error)
             score = 0.0
         turn += 1
@@ -237,7 +248,6 @@ class _Bench:
         self._clipper = make_clipper(
             self.model, subject.loss, clip_norm, subject.clipping
         )
-        self._state = torch.Generator().manual_seed(1).get_state()
 
     @property
     def path(self) -> str:
@@ -251,29 +261,32 @@ class _Bench:
         """
         for mine, given in zip(self._entries, trial.weights, strict=True):
             mine.copy_(given)
-        whole = self._sums(trial, trial.batch)
-        exchanged = self._sums(trial, trial.exchanged)
+        sent = [entry.clone() for entry in self._entries]
+        whole = self._sums(trial, trial.batch, trial.usable)
+        exchanged = self._sums(trial, *trial.exchanged)
         replaced = max(gaps(whole, exchanged, 2 * self.clip_norm))
         finding.replaced = max(finding.replaced, replaced)
-        emptied = self._sums(trial, trial.batch, ~trial.firsts)
+        emptied = self._sums(trial, *trial.emptied)
         removed = max(gaps(whole, emptied, self.clip_norm))
         finding.removed = max(finding.removed, removed)
         if not again:
             return max(removed, replaced)
-        same = self._sums(trial, trial.batch)
+        same = self._sums(trial, trial.batch, trial.usable)
         remembered = max(gaps(whole, same, 2 * self.clip_norm))
+        pairs = zip(self._entries, sent, strict=True)
+        if not all(torch.equal(*map(torch.nan_to_num, pair)) for pair in pairs):
+            remembered = math.inf  # the model is not what the server sent
         finding.remembered = max(finding.remembered, remembered)
         return max(removed, replaced, 1.0 + remembered if remembered else 0.0)
 
-    def _sums(
-        self, trial: Trial, batch: Batch, usable: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        torch.set_rng_state(self._state)  # the same dropout for the same places
+    def _sums(self, trial: Trial, batch: Batch, usable: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(trial.seed)  # the same dropout for the same places
+        *read, counted = read_batch(trial.form, batch, usable)
         # Clippers may give back memory that the next call writes to.
-        return self._clipper.grouped(*batch, trial.groups, usable).clone()
+        return self._clipper.consume((read[0], read[1]), trial.groups, counted).clone()
 
 
-def _named(error: Exception) -> str:
+def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 

@@ -26,8 +26,7 @@ class Subject:
         A new model; its weights may depend on torch's random state.
     loss : callable (outputs, targets) -> Tensor
     draw : callable (k, rng) -> (inputs, targets)
-        k examples as they could be in a dataset; those of a floating-point type are
-        then made hostile, and whole numbers are taken as they are.
+        k examples as they could be in a dataset; they are then made hostile.
     dtypes : tuple of torch.dtype
         Types of the weights that are tried.
     clipping : str
@@ -36,6 +35,9 @@ class Subject:
         Whether an optimiser may drive candidates, which takes second derivatives.
     together : int
         The most batches that are measured at once.
+    must_refuse : bool
+        Whether the only right answer is a refusal, as for a model that keeps values of
+        examples.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Subject:
     clipping: Clipping = "per-example"
     driven: bool = True
     together: int = 72
+    must_refuse: bool = False
 
 
 def floats(*shape: int, classes: int) -> Callable[[int, np.random.Generator], Batch]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import nn
 
-from flwr_safedshb.privacy.audit.numbers import QUIET, WILD, hostile
+from flwr_safedshb.privacy.audit.numbers import QUIET, WILD, hostile, misplaced
 from flwr_safedshb.privacy.audit.subject import Batch, Subject
+
+# How a client has its examples: as a batch already, as whole arrays, or as items.
+Form = Literal["batch", "arrays", "items"]
+FORMS: tuple[Form, ...] = ("batch", "arrays", "items")
 
 # Sizes of batches: one example alone, few, and many that add up their rounding; and
 # how many of a size are measured at once, with the same weights.
@@ -29,11 +34,23 @@ class Trial:
         Batches of k examples in a row; the first of each is the one looked at.
     other : (inputs, targets)
         For each batch the example that takes the place of the first.
+    usable : Tensor of bool
+        Which places of the batches are not empty, with the first of each.
+    readable : Tensor of bool
+        Which of the other examples can be read.
+    seed : int
+        Of torch's random state in every pass.
+    form : {"batch", "arrays", "items"}
+        How the clipper gets the examples.
     """
 
     weights: list[torch.Tensor]
     batch: Batch
     other: Batch
+    usable: torch.Tensor
+    readable: torch.Tensor
+    seed: int = 1
+    form: Form = "batch"
 
     @property
     def groups(self) -> int:
@@ -47,11 +64,18 @@ class Trial:
         return self.batch[0][:count], self.batch[1][:count]
 
     @property
-    def exchanged(self) -> Batch:
-        """The batches with the other examples in place of their first."""
+    def exchanged(self) -> tuple[Batch, torch.Tensor]:
+        """The batches with the other examples in place of their first; which count."""
         inputs, targets = (part.clone() for part in self.batch)
         inputs[self.firsts], targets[self.firsts] = self.other
-        return inputs, targets
+        usable = self.usable.clone()
+        usable[self.firsts] = self.readable
+        return (inputs, targets), usable
+
+    @property
+    def emptied(self) -> tuple[Batch, torch.Tensor]:
+        """The batches with an empty place for their first, where the others stand."""
+        return self.exchanged[0], self.usable & ~self.firsts
 
     @property
     def firsts(self) -> torch.Tensor:
@@ -88,13 +112,29 @@ def drawn(
         if rng.random() < 0.3:  # many that pull the same way
             batches[i] = _first_repeated(batches[i][0]), _first_repeated(labels)
     inputs, targets = map(torch.cat, zip(*batches, strict=True))
+    if rng.random() < 0.3:
+        targets = _mislabelled(targets, rng)
     other = typed(subject.draw(groups, rng), dtype)
     if rng.random() < 0.5:
         other = hostile(other[0], rng), other[1]
     elif rng.random() < 0.5:  # opposites, as far away as it gets
         firsts = inputs[::size]
         other = (-firsts if firsts.is_floating_point() else firsts), other[1]
-    return Trial(weights, (inputs, targets), other)
+    if rng.random() < 0.3:
+        other = other[0], _mislabelled(other[1], rng)
+    usable, readable = torch.ones(len(targets), dtype=torch.bool), rng.random(groups)
+    if size > 1 and rng.random() < 0.3:
+        usable = torch.from_numpy(rng.random(len(targets)) < 0.7)
+        usable[::size] = True
+    return Trial(
+        weights,
+        (inputs, targets),
+        other,
+        usable,
+        torch.from_numpy(readable < 0.9),
+        int(rng.integers(2**31)),
+        FORMS[rng.choice(3, p=(0.5, 0.25, 0.25))],
+    )
 
 
 def usual(
@@ -106,12 +146,13 @@ def usual(
         typed(subject.draw(count, rng), weights[0].dtype)
         for count in (2 * groups, groups)
     )
-    return Trial(weights, batch, other)
+    every = torch.ones(2 * groups, dtype=torch.bool)
+    return Trial(weights, batch, other, every, every[:groups])
 
 
 def mutated(subject: Subject, trial: Trial, rng: np.random.Generator) -> Trial:
     """Return candidates near others."""
-    kind = rng.integers(4)
+    kind = rng.integers(6)
     if kind == 0:
         weights = list(trial.weights)
         place = int(rng.integers(len(weights)))
@@ -123,6 +164,15 @@ def mutated(subject: Subject, trial: Trial, rng: np.random.Generator) -> Trial:
         powers = 2.0 ** rng.integers(-4, 5, size=len(trial.weights))
         weights = [w * float(p) for w, p in zip(trial.weights, powers, strict=True)]
         return replace(trial, weights=weights)
+    if kind == 3:
+        if rng.random() < 0.5:
+            other = trial.other[0], _mislabelled(trial.other[1], rng)
+            return replace(trial, other=other)
+        targets = _mislabelled(trial.batch[1], rng)
+        return replace(trial, batch=(trial.batch[0], targets))
+    if kind == 4:
+        form = FORMS[rng.integers(3)]
+        return replace(trial, seed=int(rng.integers(2**31)), form=form)
     other = typed(subject.draw(trial.groups, rng), trial.weights[0].dtype)
     return replace(trial, other=(hostile(other[0], rng), other[1]))
 
@@ -133,6 +183,13 @@ def typed(batch: Batch, dtype: torch.dtype) -> Batch:
         part.to(dtype) if part.is_floating_point() else part for part in batch
     )
     return inputs, targets
+
+
+def _mislabelled(targets: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    """Return targets of which some are wrong."""
+    if targets.is_floating_point():
+        return hostile(targets, rng)
+    return misplaced(targets, rng)
 
 
 def _first_repeated(part: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from flwr_safedshb.privacy.clipping.gradients import Loss, UnsupportedModelError
+from flwr_safedshb.privacy.examples import Example
 from flwr_safedshb.privacy.plan import Clipping
+from flwr_safedshb.privacy.randomness.streams import separate_streams
 
 Gradient = list[torch.Tensor]
 
@@ -23,13 +25,15 @@ class Honest:
         self.model, self.loss, self.clip_norm = model, loss, clip_norm
         self.trained = [p for p in model.parameters() if p.requires_grad]
 
-    def grouped(
+    def consume(
         self,
-        inputs: torch.Tensor,
-        targets: torch.Tensor,
-        groups: int,
+        batch: Example,
+        groups: int = 1,
         usable: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        inputs, targets = batch
+        assert isinstance(inputs, torch.Tensor)
+        assert isinstance(targets, torch.Tensor)
         found = []
         used = torch.ones(len(targets)) if usable is None else usable
         for some in torch.arange(len(targets)).view(groups, -1):
@@ -51,10 +55,16 @@ class Honest:
         return total
 
     def gradients(self, inputs: torch.Tensor, targets: torch.Tensor) -> list[Gradient]:
-        return [
-            self.gradient(self.model, inputs[i : i + 1], targets[i : i + 1])
-            for i in range(len(targets))
-        ]
+        found = []
+        with separate_streams(len(targets)) as start:
+            for i in range(len(targets)):
+                start(i)
+                one = inputs[i : i + 1].clone(), targets[i : i + 1].clone()
+                try:
+                    found.append(self.gradient(self.model, *one))
+                except (RuntimeError, IndexError, ValueError):
+                    found.append([torch.zeros_like(p) for p in self.trained])
+        return found
 
     def gradient(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor

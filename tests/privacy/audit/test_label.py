@@ -9,7 +9,7 @@ from flwr_safedshb.privacy.audit.label import Reading, read_labels
 from flwr_safedshb.privacy.audit.trial import Trial, drawn, entries
 from flwr_safedshb.privacy.audit.zoo import plain
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.examples import Batch
+from flwr_safedshb.privacy.examples import Example
 
 LOGISTIC = plain.SUBJECTS[0]
 
@@ -29,10 +29,10 @@ def test_labels_are_read_no_better_than_by_chance() -> None:
 
 def test_labels_are_read_where_clipping_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unclipped(ClippedGradients):
-        def flat_sum(
-            self, inputs: Batch, targets: Batch, usable: torch.Tensor | None = None
+        def consume(
+            self, batch: Example, groups: int = 1, usable: torch.Tensor | None = None
         ) -> torch.Tensor:
-            return 1e3 * super().flat_sum(inputs, targets, usable)
+            return 1e3 * super().consume(batch, groups, usable)
 
     monkeypatch.setattr(
         flwr_safedshb.privacy.audit.label, "ClippedGradients", Unclipped

@@ -82,7 +82,7 @@ class Raises(Honest):
 
 
 def test_a_call_that_raises_is_no_refusal() -> None:
-    finding = search(named("logistic"), 600, 1, make_clipper=Raises)
+    finding = search(named("logistic"), 1500, 1, make_clipper=Raises)
     assert finding.ratio <= 1.0
     assert finding.raised == "RuntimeError: not a number"
     assert not finding.holds

@@ -56,6 +56,34 @@ def test_values_that_share_draws_are_independent(source: Randomness) -> None:
         assert abs(correlations).max() < 4 / np.sqrt(DRAWS)
 
 
+@pytest.mark.usefixtures("fixed_entropy")
+@pytest.mark.parametrize("source", [SecureRandomness(), SeededRandomness(5)])
+@pytest.mark.parametrize("probability", [0.1, 0.5, 1.0])
+def test_every_member_is_kept_with_the_stated_probability(
+    source: Randomness, probability: float
+) -> None:
+    kept = np.zeros((400, 200), bool)
+    for row in kept:
+        row[source.coins(len(row), probability)] = True
+    counts = int(kept.sum())
+    assert stats.binomtest(counts, kept.size, probability).pvalue > 0.01
+    # The mutation that this test is for: a rate a tenth too small.
+    assert stats.binomtest(int(0.9 * counts), kept.size, probability).pvalue < 1e-3
+    if probability < 1.0:  # and members and draws have coins of their own
+        found = stats.binom(200, probability)
+        spread = kept.sum(axis=1).var() / found.var()
+        assert 0.7 < spread < 1.4
+        assert 0.5 < kept.sum(axis=0).var() / stats.binom(400, probability).var() < 1.6
+
+
+@pytest.mark.usefixtures("fixed_entropy")
+def test_places_of_a_secure_subset_say_nothing_about_its_members() -> None:
+    source = SecureRandomness()
+    orders = list(itertools.permutations(range(4), 2))
+    drawn = [tuple(source.subset(4, 2).tolist()) for _ in range(4000)]
+    assert stats.chisquare([drawn.count(order) for order in orders]).pvalue > 0.01
+
+
 def test_each_secure_value_is_half_a_sum_of_four(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,5 +1,6 @@
 """The models that the audit attacks.
 
-`SUBJECTS` are models that people train; `mixing.SUBJECTS` are models in which examples
-meet, for which the only right answers are a refusal or sums in which they do not.
+`plain`, `borrowed`, `random` and `partial` are models that people train. In those of
+`mixing` examples meet, for which the only right answers are a refusal or sums in which
+they do not. Those of `state` work in place, or keep values of examples.
 """
