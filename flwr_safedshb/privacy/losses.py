@@ -75,6 +75,11 @@ class PerExampleLoss:
         self.elementary = elementary(loss)
         self._partial = not isinstance(loss, _Loss) or isinstance(loss, _PARTIAL)
 
+    @property
+    def function(self) -> Loss:
+        """What computes the values."""
+        return self._loss
+
     def own_objects(self) -> list[object]:
         """Return the objects of a loss that may hold state, and that a copy copies."""
         loss = self._loss

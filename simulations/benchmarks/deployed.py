@@ -26,7 +26,7 @@ from flwr.app import Context, RecordDict
 
 from flwr_safedshb.client.client import SafeDSHBClient
 from flwr_safedshb.client.momentum import Kept, MomentumFiles
-from flwr_safedshb.client.step import Step, draw_of, load
+from flwr_safedshb.client.step import GradientRequest
 from flwr_safedshb.privacy.gaussian import private_vector
 from simulations.benchmarks.measure import figures_alone, in_turns, reset_peak, resident
 from simulations.benchmarks.outcome import Check, Table, at_most
@@ -73,9 +73,9 @@ def step_cost(hidden: int, enough: float, folder: Path) -> Cost:
     numbers, momentum = itertools.count(), np.zeros(size, np.float32)
 
     def bare() -> None:
-        load(client.trained, theta)
-        draw = draw_of(client, Step(0, BETA, "run", True))
-        found = private_vector(client.gradients, draw)
+        request = GradientRequest(client, 0, theta)
+        request.load_weights()
+        found = private_vector(client.gradients, request.draw)
         np.multiply(momentum, BETA, out=momentum)
         np.multiply(found, 1.0 - BETA, out=found)
         np.add(momentum, found, out=momentum)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Collection
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from simulations.chaos.problem import (
     DELTA,
     EXAMPLES,
     HOSTILE,
+    MAX_EPSILON,
     NODES,
     PLAN,
     momentum,
@@ -39,6 +42,19 @@ _CANARIES = (LEDGER_NAME, "disk is full", "a charge was changed")
 def epsilon(steps: int) -> float:
     """Return the epsilon of so many steps."""
     return PLAN.epsilon(steps, DELTA) if steps else 0.0
+
+
+@cache
+def stated(committed: int, charged: int) -> float:
+    """Return what a ledger states of a run that was committed and charged so."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Ledger(Path(folder) / LEDGER_NAME, MAX_EPSILON, DELTA) as ledger,
+    ):
+        ledger.commit([(PLAN, committed)], "run")
+        if charged:
+            ledger.charge(PLAN, charged, "run")
+        return ledger.epsilon("run")
 
 
 def ended(trial: Trial) -> list[str]:
@@ -91,7 +107,7 @@ def nothing_leaked(trial: Trial) -> list[str]:
             before = sorted({number for number in taken if number <= step})
             expected = momentum(node, before, models, trial.seed)
             steps = range(len(before), trial.charges(node) + 1)
-            odd = _odd(reply, expected, steps)
+            odd = _odd(reply, expected, {stated(trial.steps, n) for n in steps})
             problems += [f"{name} {problem}" for problem in odd]
     logs = {
         "server": trial.log(),
@@ -107,13 +123,15 @@ def _harmless(reason: str) -> bool:
     return any(re.fullmatch(pattern, reason) for pattern in _REASONS)
 
 
-def _odd(reply: Received, expected: np.ndarray, steps: range) -> list[str]:
-    """Return what a reply of a node that was charged so many steps should not hold."""
+def _odd(
+    reply: Received, expected: np.ndarray, epsilons: Collection[float]
+) -> list[str]:
+    """Return what a reply should not hold of a node that may state these epsilons."""
     problems = []
     if reply.records != ["arrays", "metrics"]:
         problems.append(f"holds {reply.records}")
     told = reply.metrics.get("metrics")
-    if not isinstance(told, dict) or not _public(told, steps):
+    if not isinstance(told, dict) or not _public(told, epsilons):
         problems.append(f"reports {reply.metrics}")
     if list(reply.arrays) != ["arrays/weight"]:
         problems.append(f"has the arrays {list(reply.arrays)}")
@@ -122,12 +140,12 @@ def _odd(reply: Received, expected: np.ndarray, steps: range) -> list[str]:
     return problems
 
 
-def _public(told: dict[str, object], steps: range) -> bool:
-    """Say whether all that is told follows from the plan and the number of steps."""
+def _public(told: dict[str, object], epsilons: Collection[float]) -> bool:
+    """Return whether all that is told follows from the plan and the number of steps."""
     public = {"num-examples": EXAMPLES, MARK: told.get(MARK)}
     if "epsilon" in told:  # in the last round
-        stated = [e for e in map(epsilon, steps) if e == told["epsilon"]]
-        public |= {"epsilon": stated[0] if stated else None, "delta": DELTA}
+        found = [epsilon for epsilon in epsilons if epsilon == told["epsilon"]]
+        public |= {"epsilon": found[0] if found else None, "delta": DELTA}
     return told == public
 
 

@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
 from flwr_safedshb.privacy.clipping.fingerprint import Fingerprint, make_fingerprint
+from flwr_safedshb.privacy.clipping.outside import describe_outside
 from flwr_safedshb.privacy.clipping.passes import Pass, Together, called, copied
 from flwr_safedshb.privacy.clipping.sums import MAX_CLIP, clipped_sums
 from flwr_safedshb.privacy.clipping.total import (
@@ -186,10 +187,13 @@ def _find_pass(
                 f"{partial} does not check its values, and some would end the process; "
                 "do without it"
             )
-        _refuse_mixing(still, loss, *examples)
         alone = Pass(copy.deepcopy(trial), loss, dtype)
-        _refuse_outer_state(alone, examples)
-        _refuse_own_state(alone, examples)
+        quiet = Pass(copy.deepcopy(still), loss, dtype)
+        with _nothing_left_outside(trial, loss):
+            _refuse_mixing(still, loss, *examples)
+            _refuse_outer_state(alone, examples)
+            _refuse_state_in_evaluation(quiet, examples)
+            _refuse_own_state(alone, examples)
         failure: BaseException = ArithmeticError("gradients are too large, or differ")
         for kind in (Pass,) if partial else (Together, Pass):
             try:
@@ -320,6 +324,41 @@ _MEETING = (
     "the loss keeps values outside itself, in a class, a global variable or a closure; "
     "keep them in local variables"
 )
+# Sizes of made-up examples, between which a model must not remember anything.
+_SIZES = (1.0, 1e-30, 0.0, 1e3, 1e30, math.inf)
+
+
+@contextmanager
+def _nothing_left_outside(module: nn.Module, loss: PerExampleLoss) -> Iterator[None]:
+    """Refuse a model or a loss that leaves a value in what all its copies share."""
+    functions = loss.function
+    before = describe_outside(module, functions)
+    yield
+    after = describe_outside(module, functions)
+    for name, value in before.items():
+        if value != after.get(name, value):
+            raise UnsupportedModelError(
+                f"{name} changes while the model is used, and would carry values of "
+                "one example to others; keep them in local variables"
+            )
+
+
+def _refuse_state_in_evaluation(path: Pass, examples: Example) -> None:
+    """Refuse a model whose loss of an example depends on the examples before it."""
+
+    def take(place: int, size: float = 1.0) -> torch.Tensor:
+        torch.manual_seed(_SEED)
+        module, loss, _ = path.make_copy()
+        inputs, targets = (rows(part, _ONES[place]) for part in _scale(examples, size))
+        with torch.no_grad(), TotalFunctions():
+            return loss(called(module, copied(inputs)), copied(targets)).detach()
+
+    first = take(0)
+    for size in _SIZES:
+        with made_to_fail():
+            take(1, size)
+        if not _same_bits(first, take(0)):
+            raise UnsupportedModelError(_MEETING)
 
 
 def _refuse_outer_state(path: Pass, examples: Example) -> None:
@@ -331,7 +370,7 @@ def _refuse_outer_state(path: Pass, examples: Example) -> None:
         return path.gradient(*one)[0]
 
     first = take(0)
-    for size in (1.0, 1e30):
+    for size in _SIZES:
         with made_to_fail():
             take(1, size)
         if not _same_bits(first, take(0)):

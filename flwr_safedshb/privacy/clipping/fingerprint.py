@@ -6,6 +6,7 @@ out depends on how a model is built and not on the values of its parameters and 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -31,8 +32,20 @@ def make_fingerprint(model: nn.Module, loss: object) -> Fingerprint | None:
         compared.
     """
     variables = {id(t) for t in (*model.parameters(), *model.buffers())}
+    return describe((model, loss), variables)
+
+
+def describe(thing: object, variables: Collection[int] = ()) -> Fingerprint | None:
+    """Return equal tuples for things that are built alike; None where none can be had.
+
+    Parameters
+    ----------
+    thing : object
+    variables : collection of int
+        Identities of tensors whose values do not matter.
+    """
     try:
-        return _Description(variables).describe((model, loss))
+        return _Description(variables).describe(thing)
     except Exception:  # of an object that cannot be taken apart, any kind
         return None
 
@@ -40,7 +53,7 @@ def make_fingerprint(model: nn.Module, loss: object) -> Fingerprint | None:
 class _Description:
     """Describe objects by their parts, as a copy would be made of them."""
 
-    def __init__(self, variables: set[int]) -> None:
+    def __init__(self, variables: Collection[int]) -> None:
         self._variables = variables
         self._tensors: dict[int, int] = {}
         self._within: set[int] = set()

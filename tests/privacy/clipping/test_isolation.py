@@ -228,3 +228,55 @@ def test_a_wrong_label_under_layers_in_place_moves_the_sum_by_its_own_share(
     torch.manual_seed(1)
     moved = (clipped.flat_sum(inputs, targets).double() - whole).norm()
     assert 0.0 < float(moved) <= 1.0
+
+
+def smallest_so_far() -> Loss:
+    best = [float("inf")]
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        values = cross_entropy(outputs, targets)
+        best[0] = min(best[0], float(values.detach().min()))
+        return values * (1.0 + best[0])
+
+    return loss
+
+
+def prototypes() -> Loss:
+    seen: dict[int, torch.Tensor] = {}
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        first = seen.setdefault(int(targets[0]), outputs.detach()[0])
+        return cross_entropy(outputs, targets) + (outputs - first).square().sum(dim=1)
+
+    return loss
+
+
+def only_in_evaluation(model: Own, inputs: torch.Tensor) -> torch.Tensor:
+    outputs: torch.Tensor = model.layer(inputs - Own.shared)
+    if not model.training and not torch.is_grad_enabled():
+        Own.shared = torch.maximum(Own.shared, inputs.detach().nan_to_num(0.0)[0])
+    return outputs
+
+
+@pytest.mark.parametrize(
+    ("model", "loss"),
+    [
+        (nn.Linear(6, 3), smallest_so_far()),
+        (nn.Linear(6, 3), prototypes()),
+        (Own(only_in_evaluation), cross_entropy),
+    ],
+)
+def test_what_is_left_outside_a_model_or_a_loss_is_found_where_it_is(
+    model: nn.Module, loss: Loss
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"closure|class"):
+        ClippedGradients(model, loss, 1.0).prepare(*batch())
+
+
+def test_a_closure_that_is_only_read_is_no_state() -> None:
+    weights = torch.tensor([1.0, 2.0, 3.0])
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(outputs, targets) * weights[targets]
+
+    ClippedGradients(nn.Linear(6, 3), loss, 1.0).prepare(*batch())

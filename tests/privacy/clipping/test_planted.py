@@ -434,6 +434,8 @@ def trust_all(patch: pytest.MonkeyPatch) -> None:
 
 def believe_state(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(checks, "_refuse_outer_state", lambda *_: None)
+    patch.setattr(checks, "_refuse_state_in_evaluation", lambda *_: None)
+    patch.setattr(checks, "describe_outside", lambda *_: {})
     patch.setattr(checks, "_refuse_meeting", lambda *_: None)
 
 
