@@ -25,7 +25,8 @@ depend on what was released before it; L is the sum of the steps' losses under P
    <= delta M. The expectation is at most delta, also where a run is stopped.
 
 So whoever admits only histories for which 3 holds releases with (epsilon, delta)-DP,
-and the least epsilon for which it holds is true whenever it is asked for. It stays true
+and the least epsilon for which it holds is true whenever it is asked for (a ledger that
+states another while nothing has left its first block says so). It stays true
 if R_a is replaced by something larger: an example may be charged for steps of a part
 that it is not in.
 
