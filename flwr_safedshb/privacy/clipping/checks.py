@@ -346,28 +346,28 @@ def _nothing_left_outside(module: nn.Module, loss: PerExampleLoss) -> Iterator[N
 def _refuse_state_in_evaluation(path: Pass, examples: Example) -> None:
     """Refuse a model whose loss of an example depends on the examples before it."""
 
-    def take(place: int, size: float = 1.0) -> torch.Tensor:
-        torch.manual_seed(_SEED)
+    def compute_loss(inputs: Batch, targets: Batch) -> torch.Tensor:
         module, loss, _ = path.make_copy()
-        inputs, targets = (rows(part, _ONES[place]) for part in _scale(examples, size))
         with torch.no_grad(), TotalFunctions():
             return loss(called(module, copied(inputs)), copied(targets)).detach()
 
-    first = take(0)
-    for size in _SIZES:
-        with made_to_fail():
-            take(1, size)
-        if not _same_bits(first, take(0)):
-            raise UnsupportedModelError(_MEETING)
+    _refuse_memory(compute_loss, examples)
 
 
 def _refuse_outer_state(path: Pass, examples: Example) -> None:
     """Refuse a model whose gradient of an example depends on the examples before it."""
+    _refuse_memory(lambda *example: path.gradient(*example)[0], examples)
+
+
+def _refuse_memory(
+    compute: Callable[[Batch, Batch], torch.Tensor], examples: Example
+) -> None:
+    """Refuse if the values of an example change once others have been computed."""
 
     def take(place: int, size: float = 1.0) -> torch.Tensor:
         torch.manual_seed(_SEED)
-        one = [rows(part, _ONES[place]) for part in _scale(examples, size)]
-        return path.gradient(*one)[0]
+        inputs, targets = (rows(part, _ONES[place]) for part in _scale(examples, size))
+        return compute(inputs, targets)
 
     first = take(0)
     for size in _SIZES:
