@@ -33,7 +33,7 @@ from torch import nn
 from flwr_safedshb.privacy.clipping.passes import (
     Pass,
     called,
-    copied,
+    copy_batch,
     flushed_denormals,
 )
 from flwr_safedshb.privacy.clipping.total import TotalFunctions
@@ -174,7 +174,7 @@ def _numbers(
     example = examples.one(index)
     stands_in = examples.like if example is None else example
     if stands_in is not None:  # which takes the time of any other
-        inputs, target = (copied(rows(part, slice(0, 1))) for part in stands_in)
+        inputs, target = (copy_batch(rows(part, slice(0, 1))) for part in stands_in)
         with even.example():
             module, loss, _ = alone.make_copy()
             outputs = called(module, inputs)

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map_only
 
 from flwr_safedshb.privacy.clipping.fingerprint import Fingerprint, make_fingerprint
 from flwr_safedshb.privacy.clipping.outside import describe_outside
-from flwr_safedshb.privacy.clipping.passes import Pass, Together, called, copied
+from flwr_safedshb.privacy.clipping.passes import Pass, Together, called, copy_batch
 from flwr_safedshb.privacy.clipping.sums import MAX_CLIP, clipped_sums
 from flwr_safedshb.privacy.clipping.total import (
     UNCHECKED,
@@ -234,7 +234,7 @@ def _find_partial_operation(
     module: nn.Module, loss: PerExampleLoss, examples: Example
 ) -> str:
     """Return an operation that some value may make raise, or an empty string."""
-    one = [copied(rows(part, _ONES[0])) for part in examples]
+    one = [copy_batch(rows(part, _ONES[0])) for part in examples]
 
     def compute_loss() -> torch.Tensor:
         with TotalFunctions():
@@ -278,7 +278,7 @@ def _refuse_own_state(path: Pass, examples: Example) -> None:
                 parameter.mul_(of_weights)
         before = _held_tensors(path.module, path.loss)
         module, loss, _ = path.make_copy()
-        inputs, targets = map(copied, _scale(examples, of_examples))
+        inputs, targets = map(copy_batch, _scale(examples, of_examples))
         with made_to_fail():
             loss(called(module, inputs), targets)
         after = _held_tensors(module, loss)
@@ -349,7 +349,9 @@ def _refuse_state_in_evaluation(path: Pass, examples: Example) -> None:
     def compute_loss(inputs: Batch, targets: Batch) -> torch.Tensor:
         module, loss, _ = path.make_copy()
         with torch.no_grad(), TotalFunctions():
-            return loss(called(module, copied(inputs)), copied(targets)).detach()
+            return loss(
+                called(module, copy_batch(inputs)), copy_batch(targets)
+            ).detach()
 
     _refuse_memory(compute_loss, examples)
 
@@ -388,7 +390,7 @@ def _refuse_meeting(path: Pass, examples: Example) -> None:
         batch = [_beside(part, other) for part, other in both]
         torch.manual_seed(_SEED)
         with unlogged():
-            parts, losses = path.run(*map(copied, batch))
+            parts, losses = path.run(*map(copy_batch, batch))
         if not parts:
             return
         shape = _COUNT, 1, sum(p.numel() for p in path.places)
@@ -444,7 +446,7 @@ def _tried(
         except BaseException as error:
             reraise_stop(error)
             failure = error
-    raise _failed(failure, like, _cures(alone, like) if cure else [])
+    raise _failed(failure, like, _cures(alone, like) if cure else []) from failure
 
 
 def _cures(alone: Pass, like: Example) -> list[str]:
@@ -485,8 +487,8 @@ def _made_up(like: Batch, numbers: int, targets: bool = False) -> Batch:
 
 def _each(path: Pass, examples: Example) -> torch.Tensor:
     """Return each example's gradient, (k, d)."""
-    path.settle(cast(Example, [*map(copied, examples)]))
-    parts, _ = path.parts(*map(copied, examples))
+    path.settle(cast(Example, [*map(copy_batch, examples)]))
+    parts, _ = path.parts(*map(copy_batch, examples))
     shape = _COUNT, 1, sum(p.numel() for p in path.places)
     return clipped_sums(parts, shape, MAX_CLIP, path.dtype)
 
@@ -496,10 +498,10 @@ def _refuse_mixing(
 ) -> None:
     """Refuse what would not train as its author meant: every example is alone here."""
     alone = [
-        loss(called(module, copied(rows(inputs, one))), rows(targets, one))
+        loss(called(module, copy_batch(rows(inputs, one))), rows(targets, one))
         for one in _ONES
     ]
-    together = loss(called(module, copied(inputs)), targets)
+    together = loss(called(module, copy_batch(inputs)), targets)
     if not _close(together.unsqueeze(1), torch.cat(alone).unsqueeze(1)):
         raise UnsupportedModelError(
             "the model or the loss mixes the examples of a batch: their losses are not "

@@ -30,7 +30,7 @@ from flwr_safedshb.privacy.clipping.checks import (
     check_model,
     refuse_global_hooks,
 )
-from flwr_safedshb.privacy.clipping.passes import Pass, copied, flushed_denormals
+from flwr_safedshb.privacy.clipping.passes import Pass, copy_batch, flushed_denormals
 from flwr_safedshb.privacy.clipping.sums import MAX_CLIP, MIN_CLIP, WIDE, clipped_sums
 from flwr_safedshb.privacy.examples import Batch, Example, rows, tensors_of
 from flwr_safedshb.privacy.losses import Loss, PerExampleLoss, UnsupportedModelError
@@ -165,7 +165,7 @@ class ClippedGradients:
 
         See `consume`, which this calls with a copy of the batch.
         """
-        return self.consume((copied(inputs), copied(targets)), groups, usable)
+        return self.consume((copy_batch(inputs), copy_batch(targets)), groups, usable)
 
     def consume(
         self, batch: Example, groups: int = 1, usable: torch.Tensor | None = None

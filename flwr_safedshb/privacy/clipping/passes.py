@@ -156,7 +156,7 @@ class Pass:
         """Return the gradient of one example, (d,), and its loss, ()."""
         module, loss, trained = self.make_copy()
         with TotalFunctions():
-            value = loss(called(module, copied(inputs)), copied(targets)).sum()
+            value = loss(called(module, copy_batch(inputs)), copy_batch(targets)).sum()
         found = torch.autograd.grad(
             value, trained, allow_unused=True, materialize_grads=True
         )
@@ -190,7 +190,7 @@ class Together(Pass):
         ]
         if self._plain:
             with TotalFunctions() as guard:
-                self.module(copied(made_up[0]))
+                self.module(copy_batch(made_up[0]))
         self._guarded = not self._plain or guard.used
         self._losses(*made_up)
         for hook in hooks:
@@ -344,7 +344,7 @@ def _copy_on_write(tensor: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def copied(batch: Batch) -> Batch:
+def copy_batch(batch: Batch) -> Batch:
     """Return a batch whose memory nobody else has."""
     return map_tensors(lambda tensor: tensor.detach().clone(), batch)
 

@@ -61,7 +61,7 @@ def test_sums_that_round_without_paying_for_it_are_found(
 ) -> None:
     # Small models are summed in float64; the search must not stop there.
     monkeypatch.setattr(sums, "lowered", lambda clip_norm, count, dtype: clip_norm)
-    assert search(named(name), 600, 1).ratio > 1.0
+    assert search(named(name), 6000, 1).ratio > 1.0
 
 
 def test_without_dropout_the_silenced_check_refuses() -> None:

@@ -478,7 +478,7 @@ APART: dict[str, tuple[Plant, Probe]] = {
         overwritten,
     ),
     "passes: a call gives away its batch": (
-        put(gradients, "copied", lambda batch: batch),
+        put(gradients, "copy_batch", lambda batch: batch),
         overwritten_by_call,
     ),
     "passes: all examples share the model": (
