@@ -28,6 +28,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -130,7 +131,9 @@ class Pass:
         """
         # Whatever is set around a node: with anomaly detection, the gradient of one
         # example that is not a number would end the pass for all.
-        calm = torch.autograd.set_detect_anomaly(False)
+        calm: AbstractContextManager[object] = nullcontext()
+        if torch.is_anomaly_enabled():
+            calm = torch.autograd.set_detect_anomaly(False)
         with torch.enable_grad(), calm:
             return self.parts(inputs, targets)
 
@@ -285,8 +288,7 @@ def flushed_denormals() -> Iterator[None]:
     To compute with them takes up to 35 times as long, so an example or a server's
     weights could be told by the time of a step. The bounds in `sums` allow for it.
     """
-    smallest = torch.tensor(torch.finfo(torch.float64).tiny, dtype=torch.float64)
-    already = not bool(smallest * 0.5)
+    already = sys.float_info.min * 0.5 == 0.0
     torch.set_flush_denormal(True)
     try:
         yield

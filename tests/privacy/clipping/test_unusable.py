@@ -2,6 +2,8 @@
 
 import logging
 import math
+import sys
+from typing import Any, cast
 
 import pytest
 import torch
@@ -81,3 +83,31 @@ def test_log_of_the_node_says_how_many_and_what(
     assert record.levelname == "WARNING"
     assert record.getMessage().startswith("1 examples cannot be used")
     assert "77" not in record.getMessage()
+
+
+@all_ways
+@pytest.mark.parametrize("already", [False, True])
+def test_numbers_below_the_normal_ones_take_no_longer(kind: str, already: bool) -> None:
+    """They are taken for zero while a batch is computed, and as before afterwards."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot take them for zero")
+    clipped = ClippedGradients(net(kind), cross_entropy, 0.7)
+    inputs, targets = torch.randn(5, 3, 4), torch.randint(3, (5,))
+    path, seen = clipped.prepare(inputs, targets), []
+
+    def half() -> float:
+        return sys.float_info.min * 0.5
+
+    class Spy:
+        def __getattr__(self, name: str) -> Any:
+            seen.append(half())
+            return getattr(path, name)
+
+    try:
+        torch.set_flush_denormal(already)
+        clipped._paths = dict.fromkeys(clipped._paths, cast(Any, Spy()))
+        clipped(inputs, targets)
+        assert seen[-1] == 0.0
+        assert (half() == 0.0) == already
+    finally:
+        torch.set_flush_denormal(False)
