@@ -26,9 +26,9 @@ from flwr_safedshb.privacy.clipping.outside import describe_outside
 from flwr_safedshb.privacy.clipping.passes import Pass, Together, called, copy_batch
 from flwr_safedshb.privacy.clipping.sums import MAX_CLIP, clipped_sums
 from flwr_safedshb.privacy.clipping.total import (
-    UNCHECKED,
     TotalFunctions,
     find_partial_operation,
+    is_unchecked,
 )
 from flwr_safedshb.privacy.examples import (
     Batch,
@@ -182,7 +182,7 @@ def _find_pass(
         still = copy.deepcopy(trial).eval()
         examples, right = _tried(Pass(still, loss, dtype), like)
         partial = _find_partial_operation(copy.deepcopy(trial), loss, examples)
-        if any(name in partial for name in UNCHECKED):
+        if is_unchecked(partial):
             raise UnsupportedModelError(
                 f"{partial} does not check its values, and some would end the process; "
                 "do without it"

@@ -69,7 +69,7 @@ _INDICES = {
     **dict.fromkeys(("scatter", "scatter_add", "scatter_add_"), 2),
 }
 # These read outside of their memory for some values, which ends the process.
-UNCHECKED = ("ctc_loss", "grid_sampler", "segment_reduce", "sparse", "_mode")
+_UNCHECKED = ("ctc_loss", "grid_sampler", "segment_reduce", "sparse", "_mode")
 # These raise for whole numbers and a divisor of zero.
 _DIVISIONS = frozenset({"floor_divide", "remainder", "fmod"})
 
@@ -153,7 +153,7 @@ def _trace(
         trusted = _in_total.get() or _is_total(
             func, args, tensors, chosen, tracer.backward
         )
-        if not trusted and (not tracer.found or _is_unchecked(str(func))):
+        if not trusted and (not tracer.found or is_unchecked(str(func))):
             tracer.found = str(func)
     if chosen:
         tracer.given.update((id(made), made) for made in _tensors_in(result))
@@ -164,8 +164,9 @@ def _trace(
 _Tracer.__torch_dispatch__ = _trace  # type: ignore[assignment, method-assign]
 
 
-def _is_unchecked(operation: str) -> bool:
-    return any(name in operation for name in UNCHECKED)
+def is_unchecked(operation: str) -> bool:
+    """Return whether an operation may read outside of its memory."""
+    return any(name in operation for name in _UNCHECKED)
 
 
 def _tensors_in(nest: object) -> list[torch.Tensor]:
