@@ -2,7 +2,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 # Tests of what Flower calls, and of what we call in Flower.
-FLOWER := tests/client tests/server tests/flower tests/grids tests/deployment \
+FLOWER := tests/algorithm tests/flower tests/simulation tests/node tests/test_client.py \
+	tests/test_strategy.py tests/test_legacy_api.py tests/test_engines.py \
 	tests/simulations/test_engines.py tests/simulations/loopback/test_deployment.py \
 	tests/test_examples.py
 

@@ -35,18 +35,18 @@ from .attacks import (
     Strongest as Strongest,
     Zero as Zero,
 )
-from .client.client import SafeDSHBClient as SafeDSHBClient, client_app as client_app
-from .client.evaluation import PrivateEvaluation as PrivateEvaluation
-from .deployment.accountant import PLDAccountant as PLDAccountant
-from .exchange.model import trained_arrays as trained_arrays
-from .grids.adversarial import AdversarialGrid as AdversarialGrid
-from .grids.batched import BatchedGrid as BatchedGrid
-from .grids.in_process import InProcessGrid as InProcessGrid
+from .client import SafeDSHBClient as SafeDSHBClient, client_app as client_app
+from .algorithm.answer_evaluation import PrivateEvaluation as PrivateEvaluation
+from .privacy.accounting.flower_accountant import PLDAccountant as PLDAccountant
+from .algorithm.model_arrays import trained_arrays as trained_arrays
+from .simulation.adversarial import AdversarialGrid as AdversarialGrid
+from .simulation.batched import BatchedGrid as BatchedGrid
+from .simulation.in_process import InProcessGrid as InProcessGrid
 from .privacy.clipping.gradients import (
     ClippedGradients as ClippedGradients,
     check_model as check_model,
 )
-from .privacy.gaussian import private_gradient as private_gradient
+from .privacy.private_gradient import private_gradient as private_gradient
 from .privacy.ledger.ledger import (
     BudgetExhausted as BudgetExhausted,
     Ledger as Ledger,
@@ -63,10 +63,10 @@ from .privacy.randomness.noise import (
     SecureRandomness as SecureRandomness,
     SeededRandomness as SeededRandomness,
 )
-from .server.classic import ClassicStrategy as ClassicStrategy
-from .server.checkpoint import load_checkpoint as load_checkpoint
-from .server.norm_bound import NormBound as NormBound
-from .server.strategy import SafeDSHB as SafeDSHB
+from .legacy_api import ClassicStrategy as ClassicStrategy
+from .algorithm.checkpoint import load_checkpoint as load_checkpoint
+from .algorithm.norm_bound import NormBound as NormBound
+from .strategy import SafeDSHB as SafeDSHB
 from .theory import heterogeneity as heterogeneity
 
 __all__: list[str]

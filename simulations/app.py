@@ -14,9 +14,9 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from flwr_safedshb.client.client import SafeDSHBClient
-from flwr_safedshb.client.client import client_app as private_client_app
-from flwr_safedshb.grids.adversarial import AdversarialGrid
+from flwr_safedshb.client import SafeDSHBClient
+from flwr_safedshb.client import client_app as private_client_app
+from flwr_safedshb.simulation.adversarial import AdversarialGrid
 from simulations.check import check
 from simulations.config import composed
 from simulations.experiment import (

@@ -28,8 +28,8 @@ from torch import nn
 
 from flwr_safedshb.cli import main as safedshb
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.gaussian import private_gradient
 from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement
+from flwr_safedshb.privacy.private_gradient import private_gradient
 from flwr_safedshb.privacy.randomness.noise import (
     Randomness,
     SecureRandomness,

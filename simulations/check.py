@@ -11,8 +11,8 @@ from hydra.utils import get_method, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from flwr_safedshb.aggregation import Average
+from flwr_safedshb.algorithm.schedules import rates_at
 from flwr_safedshb.attacks import Attack
-from flwr_safedshb.server.schedules import rates_at
 from simulations.config import (
     SettingsError,
     check_values,

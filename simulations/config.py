@@ -22,7 +22,7 @@ from hydra.errors import HydraException, InstantiationException, MissingConfigEx
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from flwr_safedshb.privacy.accounting.limits import MAX_STEPS
+from flwr_safedshb.privacy.accounting.ranges import MAX_STEPS
 from simulations.overrides import CONF, items
 
 # Where things are and how long to wait: what a run computes does not depend on them.

@@ -12,11 +12,11 @@ from flwr.app import ConfigRecordValues
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from flwr_safedshb.grids.batched import BatchedGrid
-from flwr_safedshb.grids.in_process import InProcessGrid
-from flwr_safedshb.server.checkpoint import load
-from flwr_safedshb.server.progress import Progress
-from flwr_safedshb.server.settings import described, differences
+from flwr_safedshb.algorithm.checkpoint import load
+from flwr_safedshb.algorithm.progress import Progress
+from flwr_safedshb.algorithm.settings import described, differences
+from flwr_safedshb.simulation.batched import BatchedGrid
+from flwr_safedshb.simulation.in_process import InProcessGrid
 from simulations.app import OVERRIDES, make_client_app, make_server_app
 from simulations.check import check
 from simulations.config import SettingsError, composed, explained, override

@@ -18,19 +18,19 @@ from numpy.typing import NDArray
 from omegaconf import DictConfig
 from torch import nn
 
+from flwr_safedshb.algorithm.answer_evaluation import PrivateEvaluation
+from flwr_safedshb.algorithm.model_arrays import trained
+from flwr_safedshb.algorithm.norm_bound import NormBound
+from flwr_safedshb.algorithm.step import load
+from flwr_safedshb.algorithm.wire import Arrays
 from flwr_safedshb.attacks import Attack
-from flwr_safedshb.client.evaluation import PrivateEvaluation
-from flwr_safedshb.client.step import load
-from flwr_safedshb.exchange.arrays import Arrays
-from flwr_safedshb.exchange.model import trained
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import (
     Randomness,
     SecureRandomness,
     SeededRandomness,
 )
-from flwr_safedshb.server.norm_bound import NormBound
-from flwr_safedshb.server.strategy import SafeDSHB
+from flwr_safedshb.strategy import SafeDSHB
 from simulations.config import SettingsError, composed, resolved
 from simulations.data import Examples, Federation, federated, fingerprint, flipped
 from simulations.data.own import load_own

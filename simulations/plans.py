@@ -13,7 +13,7 @@ from flwr.common import log
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from flwr_safedshb.client.evaluation import PrivateEvaluation
+from flwr_safedshb.algorithm.answer_evaluation import PrivateEvaluation
 from flwr_safedshb.privacy.accounting import accountant
 from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement
 

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from flwr_safedshb.aggregation import Rule
-from flwr_safedshb.server.schedules import Rates
+from flwr_safedshb.algorithm.schedules import Rates
 from flwr_safedshb.theory import batch_variance, effective_variance
 from simulations.data import Federation
 from simulations.models import LogisticRegression, training_loss

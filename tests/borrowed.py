@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flwr_safedshb.privacy.audit.zoo.borrowed import missing
+from flwr_safedshb.audit.zoo.pretrained import missing
 
 WORDS, LENGTH, CLASSES = 50, 8, 3
 

@@ -15,12 +15,12 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from flwr_safedshb.client.client import SafeDSHBClient
-from flwr_safedshb.client.node import LEDGER_NAME
-from flwr_safedshb.grids.in_process import InProcessGrid
+from flwr_safedshb.algorithm.budget import LEDGER_NAME
+from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
+from flwr_safedshb.simulation.in_process import InProcessGrid
 
 PLAN = PrivacyPlan(1.0, 1.0, 4, 20)
 THETA = [np.full((1, 3), 0.25, np.float32), np.array([-0.5], np.float32)]

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from flwr_safedshb.privacy.clipping.backward import Together
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients, Loss
-from flwr_safedshb.privacy.clipping.passes import Together
 
 cross_entropy = functools.partial(functional.cross_entropy, reduction="none")
 

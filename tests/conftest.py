@@ -10,7 +10,7 @@ import torch
 from hypothesis import settings
 
 from flwr_safedshb.cli import _forecast
-from flwr_safedshb.privacy.accounting import comparisons
+from flwr_safedshb.privacy.accounting import baselines as comparisons
 from flwr_safedshb.privacy.samplers import sampler
 from tests.phishing import StandIn, write_stand_in
 

@@ -15,7 +15,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from flwr_safedshb.grids.in_process import InProcessGrid
+from flwr_safedshb.simulation.in_process import InProcessGrid
 from simulations.engines import simulate
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flwr_safedshb.flower.grid import WrappedGrid
-from flwr_safedshb.grids.in_process import InProcessGrid
+from flwr_safedshb.simulation.in_process import InProcessGrid
 from tests.replies import Layers, record
 
 NAMES = ("weight", "bias")

@@ -9,8 +9,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from flwr_safedshb.exchange.arrays import MARK
-from flwr_safedshb.server.screening import Reason
+from flwr_safedshb.algorithm.screening import Reason
+from flwr_safedshb.algorithm.wire import MARK
 
 Layers = list[NDArray[np.float32]]
 

@@ -17,11 +17,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 from packaging.requirements import Requirement
 
-from flwr_safedshb.client.client import RefusedError, client_app
-from flwr_safedshb.exchange import arrays as exchanged
-from flwr_safedshb.exchange.arrays import Template
+from flwr_safedshb.algorithm import wire as exchanged
+from flwr_safedshb.algorithm.screening import Excluded, screen
+from flwr_safedshb.algorithm.wire import Template
+from flwr_safedshb.client import RefusedError, client_app
 from flwr_safedshb.flower.compat import identify
-from flwr_safedshb.server.screening import Excluded, screen
 from simulations.loopback import ROOT
 from tests.clients import THETA, ledger, make, node
 

@@ -5,10 +5,10 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from sklearn.datasets import load_breast_cancer
 
-from flwr_safedshb.client.client import SafeDSHBClient, client_app
+from flwr_safedshb.client import SafeDSHBClient, client_app
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SecureRandomness, SeededRandomness
-from flwr_safedshb.server.strategy import SafeDSHB
+from flwr_safedshb.strategy import SafeDSHB
 
 
 def client_fn(context: Context) -> SafeDSHBClient:

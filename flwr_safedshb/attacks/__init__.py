@@ -1,18 +1,9 @@
 """Attacks: honest vectors go in, what f adversaries send comes out."""
 
 from flwr_safedshb.attacks.base import Aggregate, Attack
-from flwr_safedshb.attacks.colluding import Drift, MimicShift, Strongest
-from flwr_safedshb.attacks.data import LabelFlip
-from flwr_safedshb.attacks.hidden import Mimic, MinMax, MinSum
-from flwr_safedshb.attacks.plain import (
-    FarCluster,
-    Gaussian,
-    HugeNorm,
-    NonFinite,
-    SignFlip,
-    Zero,
-)
-from flwr_safedshb.attacks.searched import (
+from flwr_safedshb.attacks.collusion import Drift, MimicShift, Strongest
+from flwr_safedshb.attacks.label_flip import LabelFlip
+from flwr_safedshb.attacks.optimized import (
     ALIE,
     FOE,
     TAUS,
@@ -20,6 +11,15 @@ from flwr_safedshb.attacks.searched import (
     harms,
     most_harmful_tau,
 )
+from flwr_safedshb.attacks.simple import (
+    FarCluster,
+    Gaussian,
+    HugeNorm,
+    NonFinite,
+    SignFlip,
+    Zero,
+)
+from flwr_safedshb.attacks.stealth import Mimic, MinMax, MinSum
 
 __all__ = [
     "ALIE",

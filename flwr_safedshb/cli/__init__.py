@@ -29,7 +29,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import NoReturn
 
-from flwr_safedshb.words import shown_lines
+from flwr_safedshb.sanitize import shown_lines
 
 YES, NO, USAGE, INTERRUPTED = 0, 1, 2, 130
 

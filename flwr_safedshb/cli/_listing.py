@@ -38,7 +38,7 @@ def show(
     from rich.table import Table
     from rich.text import Text
 
-    from flwr_safedshb.words import shown_lines
+    from flwr_safedshb.sanitize import shown_lines
 
     table = Table(
         title=Text(shown_lines(title)), title_justify="left", box=box.SIMPLE_HEAD

@@ -24,9 +24,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print what the app is; add it to the node's list."""
     from flwr_safedshb.cli._listing import show
-    from flwr_safedshb.deployment.approvals import KEY, contents, write
-    from flwr_safedshb.flower.bundle import built
-    from flwr_safedshb.words import shown
+    from flwr_safedshb.node.approvals import KEY, contents, write
+    from flwr_safedshb.node.fab import built
+    from flwr_safedshb.sanitize import shown
 
     path: Path = arguments.app
     found = contents(built(path) if path.is_dir() else path.read_bytes())

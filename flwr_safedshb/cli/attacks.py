@@ -62,8 +62,8 @@ def found() -> Iterator[Row]:
     """Yield what there is to say of every attack in `flwr_safedshb.attacks`."""
     from flwr_safedshb import attacks
     from flwr_safedshb.attacks import Attack
-    from flwr_safedshb.attacks.colluding import ColludingAttack
-    from flwr_safedshb.attacks.searched import SearchedAttack
+    from flwr_safedshb.attacks.collusion import ColludingAttack
+    from flwr_safedshb.attacks.optimized import SearchedAttack
 
     for kind in listing.concrete(attacks, Attack):  # type: ignore[type-abstract]
         yield Row(

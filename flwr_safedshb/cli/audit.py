@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from flwr_safedshb.deployment.audit.report import Report
+    from flwr_safedshb.audit.report import Report
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Attack everything; 0 if all promises hold."""
-    from flwr_safedshb.deployment.audit.report import Report, Settings
+    from flwr_safedshb.audit.report import Report, Settings
 
     settings = Settings(candidates=arguments.candidates, seed=arguments.seed)
     report = Report.resumed(arguments.output, settings)
@@ -64,8 +64,8 @@ def attack(report: Report, only: list[str], output: Path) -> None:
     from rich.console import Console
     from rich.progress import Progress
 
-    from flwr_safedshb.deployment.audit.suite import attack_node, attempts
-    from flwr_safedshb.privacy.audit.timing import MODELS, measure_times
+    from flwr_safedshb.audit.suite import attack_node, attempts
+    from flwr_safedshb.audit.timing import MODELS, measure_times
 
     todo, report.left_out = attempts(only)
     todo = [attempt for attempt in todo if report.found(*attempt.names) is None]
@@ -93,8 +93,8 @@ def attack(report: Report, only: list[str], output: Path) -> None:
 
 
 def _show(report: Report) -> None:
+    from flwr_safedshb.audit.report import HEADS, TIME_HEADS, time_cells
     from flwr_safedshb.cli._listing import show
-    from flwr_safedshb.deployment.audit.report import HEADS, TIME_HEADS, time_cells
 
     models = [row.cells() for row in report.models]
     show("One example's most, by search", HEADS, models, HEADS[2])

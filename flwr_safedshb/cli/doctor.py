@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from flwr_safedshb.deployment.doctor.check import Check
+    from flwr_safedshb.node.doctor.check import Check
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -48,15 +48,15 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was found; 0 if the node is fit to join."""
-    from flwr_safedshb.deployment.doctor.app import (
+    from flwr_safedshb.flower.compat import parsed_config
+    from flwr_safedshb.node.doctor.app import (
         load_client_fn,
         read_app,
         read_node_config,
     )
-    from flwr_safedshb.deployment.doctor.check import fit_to_join
-    from flwr_safedshb.deployment.doctor.link import check_key, check_link
-    from flwr_safedshb.deployment.doctor.node import examine
-    from flwr_safedshb.flower.compat import parsed_config
+    from flwr_safedshb.node.doctor.check import fit_to_join
+    from flwr_safedshb.node.doctor.link import check_key, check_link
+    from flwr_safedshb.node.doctor.node import examine
 
     if arguments.steps is not None and arguments.steps < 1:
         raise ValueError(f"--steps={arguments.steps} must be at least 1")

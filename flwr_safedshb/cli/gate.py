@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     import ssl
     from asyncio.sslproto import SSLProtocol
 
-    from flwr_safedshb.deployment.gate.gate import Gate
+    from flwr_safedshb.node.gate.gate import Gate
 
     host, _, port = arguments.listen.rpartition(":")
     if not host or not port.isdigit():

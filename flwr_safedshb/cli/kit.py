@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import BinaryIO
 
-from flwr_safedshb.files import replace_file
+from flwr_safedshb.atomic_io import replace_file
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.folder
     if folder.exists():
         raise ValueError(f"{folder} exists and is not overwritten")
-    with resources.as_file(resources.files("flwr_safedshb.deployment")) as room:
+    with resources.as_file(resources.files("flwr_safedshb.node")) as room:
         sources = [p for p in sorted((room / "kit").rglob("*")) if p.is_file()]
         for source in sources:
             if "__pycache__" in source.parts:

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flwr_safedshb.words import cell, shown_lines
+from flwr_safedshb.sanitize import cell, shown_lines
 
 if TYPE_CHECKING:
     from flwr_safedshb.privacy.ledger.ledger import Charge, Ledger
@@ -139,10 +139,10 @@ def _follow(path: Path) -> None:
 
 
 def _found(path: Path) -> Path:
-    from flwr_safedshb.client.node import LEDGER_NAME
+    from flwr_safedshb.algorithm.budget import LEDGER_NAME
 
     if path.suffix == ".toml":
-        from flwr_safedshb.deployment.doctor.app import read_node_config
+        from flwr_safedshb.node.doctor.app import read_node_config
 
         config = read_node_config(path)
         if "state-dir" not in config:

@@ -27,10 +27,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve; 1 if the node is not fit to."""
     from flwr_safedshb.cli._listing import show
-    from flwr_safedshb.deployment import node_file
-    from flwr_safedshb.deployment.doctor.check import fit_to_join
-    from flwr_safedshb.deployment.doctor.node import examine_node
-    from flwr_safedshb.deployment.service import NodeService, private_umask
+    from flwr_safedshb.node import node_file
+    from flwr_safedshb.node.doctor.check import fit_to_join
+    from flwr_safedshb.node.doctor.node import examine_node
+    from flwr_safedshb.node.service import NodeService, private_umask
 
     private_umask()
     node = node_file.read(arguments.file)

@@ -37,7 +37,7 @@ from flwr_safedshb.cli._forecast import (
     violations,
 )
 from flwr_safedshb.privacy.samplers import known_samplers
-from flwr_safedshb.theory.standing import MARGIN
+from flwr_safedshb.theory.resilience import MARGIN
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from flwr.app import Context
 
-    from flwr_safedshb.client.client import ClientFn, SafeDSHBClient
+    from flwr_safedshb.client import ClientFn, SafeDSHBClient
     from flwr_safedshb.privacy.plan import PrivacyPlan
 
     Data = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
@@ -146,11 +146,11 @@ def _tried(
     import torch
 
     from flwr_safedshb.aggregation import Average
-    from flwr_safedshb.client.client import client_app
-    from flwr_safedshb.exchange.model import trained_arrays
-    from flwr_safedshb.grids.batched import BatchedGrid
+    from flwr_safedshb.algorithm.model_arrays import trained_arrays
+    from flwr_safedshb.client import client_app
     from flwr_safedshb.privacy.plan import PrivacyPlan
-    from flwr_safedshb.server.strategy import SafeDSHB
+    from flwr_safedshb.simulation.batched import BatchedGrid
+    from flwr_safedshb.strategy import SafeDSHB
 
     clip, noise, batch, momentum, rate = chosen
     inputs, targets = data
@@ -176,7 +176,7 @@ def _client_fn(model: torch.nn.Module, plan: PrivacyPlan, data: Data) -> ClientF
     """Return what makes the clients, each with as many of the examples."""
     import torch
 
-    from flwr_safedshb.client.client import SafeDSHBClient
+    from flwr_safedshb.client import SafeDSHBClient
     from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 
     loss = torch.nn.CrossEntropyLoss()

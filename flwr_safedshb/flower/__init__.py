@@ -4,6 +4,6 @@ Flower may change what it does not document. Whoever comes into this room passes
 that it has not; if it has, the import fails and says with which version.
 """
 
-from flwr_safedshb.flower.assumptions import check
+from flwr_safedshb.flower.self_check import check
 
 check()

@@ -23,7 +23,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
-from flwr_safedshb.flower import superlink
+from flwr_safedshb.flower import patch_grid as superlink
 from flwr_safedshb.flower.compat import Run, answers, belong, is_flowers_simulation
 
 # Between two questions that nothing came of: as long as one takes, or a share of

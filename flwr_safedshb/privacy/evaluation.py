@@ -30,14 +30,15 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from flwr_safedshb.privacy.clipping.passes import (
+from flwr_safedshb.privacy.bad_examples import EvenTime, unwarned
+from flwr_safedshb.privacy.clipping.backward import (
     Pass,
     called,
     copy_batch,
     flushed_denormals,
 )
-from flwr_safedshb.privacy.clipping.total import TotalFunctions
-from flwr_safedshb.privacy.examples import (
+from flwr_safedshb.privacy.clipping.total_losses import TotalFunctions
+from flwr_safedshb.privacy.datasets import (
     Batch,
     Examples,
     examples_of,
@@ -48,7 +49,6 @@ from flwr_safedshb.privacy.losses import Loss, PerExampleLoss
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import Randomness, rounded
 from flwr_safedshb.privacy.randomness.streams import separate_streams
-from flwr_safedshb.privacy.unusable import EvenTime, unwarned
 
 Floats = NDArray[np.float64]
 # From the outputs and the target of one example to whether the outputs are right.

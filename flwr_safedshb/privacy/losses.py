@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules.loss import _Loss
 
-from flwr_safedshb.privacy.clipping.total import TotalFunctions
-from flwr_safedshb.privacy.examples import Batch, tensors_of
+from flwr_safedshb.privacy.clipping.total_losses import TotalFunctions
+from flwr_safedshb.privacy.datasets import Batch, tensors_of
 
 Loss = Callable[..., torch.Tensor]
 # Losses that compare an output with the target in the same place.

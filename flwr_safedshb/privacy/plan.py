@@ -15,7 +15,7 @@ from functools import cached_property
 from numbers import Integral, Real
 from typing import Literal, get_args
 
-from flwr_safedshb.privacy.accounting import limits
+from flwr_safedshb.privacy.accounting import ranges as limits
 from flwr_safedshb.privacy.samplers import Adjacency as Adjacency
 from flwr_safedshb.privacy.samplers import Sampler, sampler
 

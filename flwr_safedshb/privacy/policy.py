@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Self, get_args
 
-from flwr_safedshb.privacy.accounting import limits
+from flwr_safedshb.privacy.accounting import ranges as limits
 from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan
 from flwr_safedshb.privacy.samplers import known_samplers
 

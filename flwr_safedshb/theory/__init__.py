@@ -29,6 +29,7 @@ from flwr_safedshb.theory.lower import (
     robustness_lower_bound,
     term_violations,
 )
+from flwr_safedshb.theory.resilience import swing, withstands
 from flwr_safedshb.theory.robustness import (
     check_num_malicious,
     kappa_geometric_median,
@@ -49,7 +50,6 @@ from flwr_safedshb.theory.spread import (
     noise_spread,
     spectral_factor,
 )
-from flwr_safedshb.theory.standing import swing, withstands
 from flwr_safedshb.theory.trilemma import Term, Trilemma
 from flwr_safedshb.theory.upper import (
     closed_form_noise_std,

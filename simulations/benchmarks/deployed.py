@@ -24,10 +24,10 @@ import numpy as np
 import torch
 from flwr.app import Context, RecordDict
 
-from flwr_safedshb.client.client import SafeDSHBClient
-from flwr_safedshb.client.momentum import Kept, MomentumFiles
-from flwr_safedshb.client.step import GradientRequest
-from flwr_safedshb.privacy.gaussian import private_vector
+from flwr_safedshb.algorithm.momentum_store import Kept, MomentumFiles
+from flwr_safedshb.algorithm.step import GradientRequest
+from flwr_safedshb.client import SafeDSHBClient
+from flwr_safedshb.privacy.private_gradient import private_vector
 from simulations.benchmarks.measure import figures_alone, in_turns, reset_peak, resident
 from simulations.benchmarks.outcome import Check, Table, at_most
 from simulations.benchmarks.steps import Task

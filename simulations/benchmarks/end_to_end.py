@@ -21,10 +21,10 @@ from matplotlib.figure import Figure
 
 from flwr_safedshb.aggregation import SMEA, Filter, Rule
 from flwr_safedshb.attacks import ALIE
-from flwr_safedshb.grids.adversarial import AdversarialGrid
-from flwr_safedshb.grids.batched import BatchedGrid
-from flwr_safedshb.grids.in_process import InProcessGrid
-from flwr_safedshb.server.strategy import SafeDSHB
+from flwr_safedshb.simulation.adversarial import AdversarialGrid
+from flwr_safedshb.simulation.batched import BatchedGrid
+from flwr_safedshb.simulation.in_process import InProcessGrid
+from flwr_safedshb.strategy import SafeDSHB
 from simulations.app import make_client_app
 from simulations.benchmarks import byzfl_loop
 from simulations.benchmarks.measure import resident, worked

@@ -21,9 +21,9 @@ from flwr.serverapp import Grid, ServerApp
 from matplotlib.figure import Figure
 
 from flwr_safedshb.aggregation import SMEA
-from flwr_safedshb.grids.batched import BatchedGrid
-from flwr_safedshb.grids.in_process import InProcessGrid
-from flwr_safedshb.server.strategy import SafeDSHB
+from flwr_safedshb.simulation.batched import BatchedGrid
+from flwr_safedshb.simulation.in_process import InProcessGrid
+from flwr_safedshb.strategy import SafeDSHB
 from simulations.app import make_client_app
 from simulations.benchmarks.outcome import Outcome, Table, at_least, at_most, main
 from simulations.engines import simulate

@@ -17,9 +17,9 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
-from flwr_safedshb.client.client import SafeDSHBClient, client_app
+from flwr_safedshb.client import SafeDSHBClient, client_app
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from flwr_safedshb.server.strategy import SafeDSHB
+from flwr_safedshb.strategy import SafeDSHB
 from simulations.models import MLP, LogisticRegression
 
 INPUTS, EXAMPLES, BATCH = 68, 500, 25

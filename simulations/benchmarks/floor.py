@@ -21,7 +21,7 @@ from statistics import median
 from flwr.app import Context, RecordDict
 from torch import nn
 
-from flwr_safedshb.client.client import SafeDSHBClient
+from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 from simulations.benchmarks.federated import BATCH, EXAMPLES, loaded

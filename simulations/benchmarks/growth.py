@@ -15,9 +15,9 @@ from matplotlib.figure import FigureBase
 from flwr_safedshb.aggregation import Filter
 from flwr_safedshb.aggregation.gram import gram, outermost_first
 from flwr_safedshb.aggregation.smea.budget import NODE, Budget
-from flwr_safedshb.aggregation.smea.roots import spectrum
+from flwr_safedshb.aggregation.smea.incumbent import start
+from flwr_safedshb.aggregation.smea.root_cases import spectrum
 from flwr_safedshb.aggregation.smea.search import improve
-from flwr_safedshb.aggregation.smea.start import start
 from simulations.benchmarks.cells import warm_up
 from simulations.benchmarks.families import family
 from simulations.benchmarks.measure import in_turns

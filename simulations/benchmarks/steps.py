@@ -25,10 +25,10 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
 
-from flwr_safedshb.privacy.audit.zoo.residual import resnet18
+from flwr_safedshb.audit.zoo.residual import resnet18
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.gaussian import BLOCK, private_gradient
 from flwr_safedshb.privacy.plan import PrivacyPlan
+from flwr_safedshb.privacy.private_gradient import BLOCK, private_gradient
 from flwr_safedshb.privacy.randomness.noise import SecureRandomness, SeededRandomness
 from simulations.benchmarks.measure import in_turns, reset_peak, resident
 from simulations.benchmarks.networks import Transformer

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flwr_safedshb.files import replace_file
+from flwr_safedshb.atomic_io import replace_file
 from simulations.chaos import band, problem
 from simulations.chaos.faults import FAULTS, Fault
 from simulations.chaos.findings import Finding

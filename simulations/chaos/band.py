@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.app import UserConfig
 
-from flwr_safedshb.grids.in_process import InProcessGrid
-from flwr_safedshb.server.strategy import SafeDSHB
+from flwr_safedshb.simulation.in_process import InProcessGrid
+from flwr_safedshb.strategy import SafeDSHB
 from simulations.chaos.client import client
 from simulations.chaos.problem import BETA, NODES, optimum
 from simulations.chaos.server import initial

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from flwr_safedshb.client.node import LEDGER_NAME
-from flwr_safedshb.exchange.arrays import MARK
+from flwr_safedshb.algorithm.budget import LEDGER_NAME
+from flwr_safedshb.algorithm.wire import MARK
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from simulations.chaos.problem import (
     DELTA,

@@ -23,7 +23,7 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 
-from flwr_safedshb.exchange.arrays import MARK
+from flwr_safedshb.algorithm.wire import MARK
 from flwr_safedshb.flower.compat import redirect
 from simulations.chaos.problem import DIMENSION, EXAMPLES, HOSTILE
 from simulations.chaos.trace import note

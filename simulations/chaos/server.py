@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from flwr_safedshb.server.strategy import SafeDSHB
+from flwr_safedshb.strategy import SafeDSHB
 from simulations.chaos.problem import BETA, DIMENSION, NODES
 from simulations.chaos.trace import TracedGrid
 

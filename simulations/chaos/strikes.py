@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from flwr_safedshb.client.node import LEDGER_NAME
+from flwr_safedshb.algorithm.budget import LEDGER_NAME
 from simulations.chaos.trial import Trial
 
 STRANGER = "stranger"

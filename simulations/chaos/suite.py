@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from flwr_safedshb.deployment.approvals import KEY, contents
-from flwr_safedshb.flower.bundle import built
+from flwr_safedshb.node.approvals import KEY, contents
+from flwr_safedshb.node.fab import built
 from simulations.chaos.band import Band
 from simulations.chaos.faults import DISK, Fault
 from simulations.chaos.findings import Finding, examined

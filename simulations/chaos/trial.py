@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from flwr_safedshb.client.node import LEDGER_NAME
+from flwr_safedshb.algorithm.budget import LEDGER_NAME
+from flwr_safedshb.algorithm.checkpoint import load
+from flwr_safedshb.algorithm.progress import Progress
 from flwr_safedshb.privacy.ledger.ledger import Ledger
-from flwr_safedshb.server.checkpoint import load
-from flwr_safedshb.server.progress import Progress
 from simulations.chaos.client import Order
 from simulations.chaos.problem import Vector
 from simulations.chaos.server import CHECKPOINT, LOG, TRACE

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from flwr_safedshb.server.private_evaluation import interval_in_words
+from flwr_safedshb.algorithm.private_evaluation import interval_in_words
 from simulations.results import page
 from simulations.results.schema import RunRecord
 from simulations.results.summary import final

@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from flwr_safedshb.files import replace_file
+from flwr_safedshb.atomic_io import replace_file
 from simulations.config import SettingsError
 from simulations.results.schema import RunRecord
 

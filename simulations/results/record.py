@@ -21,10 +21,10 @@ from flwr.app import MetricRecord
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from flwr_safedshb.files import replace_file
-from flwr_safedshb.grids.in_process import InProcessGrid
-from flwr_safedshb.server.output import returned
-from flwr_safedshb.server.progress import Progress
+from flwr_safedshb.algorithm.output import returned
+from flwr_safedshb.algorithm.progress import Progress
+from flwr_safedshb.atomic_io import replace_file
+from flwr_safedshb.simulation.in_process import InProcessGrid
 from simulations.app import make_client_app
 from simulations.config import composed, resolved
 from simulations.data import fingerprint

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flwr_safedshb.privacy.accounting import accountant
-from flwr_safedshb.privacy.accounting.filtering import RenyiFilter
+from flwr_safedshb.privacy.accounting.renyi_filter import RenyiFilter
 from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan
 
 DELTA = 1e-5

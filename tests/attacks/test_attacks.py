@@ -54,7 +54,7 @@ from tests.configured import configured
 from tests.oracles import Floats
 
 if TYPE_CHECKING:
-    from flwr_safedshb.grids.adversarial import AttackFunction
+    from flwr_safedshb.simulation.adversarial import AttackFunction
 
 AnyFloats = NDArray[np.floating]
 

@@ -28,7 +28,7 @@ from flwr_safedshb.attacks import (
     Zero,
 )
 from flwr_safedshb.attacks.candidates import Candidates, harms
-from flwr_safedshb.attacks.colluding import ColludingAttack
+from flwr_safedshb.attacks.collusion import ColludingAttack
 from tests.oracles import Floats
 
 AnyFloats = NDArray[np.floating]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flwr_safedshb import cli
-from flwr_safedshb.client.node import LEDGER_NAME
+from flwr_safedshb.algorithm.budget import LEDGER_NAME
 from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
 from flwr_safedshb.privacy.ledger.snapshot import snapshot
 from flwr_safedshb.privacy.plan import PrivacyPlan

@@ -10,7 +10,8 @@ from flwr.app import Array, ConfigRecord, Metadata, RecordDict
 from flwr.client.mod import utils
 from flwr.supercore.task_identity import TaskIdentity
 
-from flwr_safedshb.flower import assumptions, compat
+from flwr_safedshb.flower import compat
+from flwr_safedshb.flower import self_check as assumptions
 
 Break = Callable[[pytest.MonkeyPatch], None]
 VERSION = f"flwr {metadata.version('flwr')} is not as flwr_safedshb knows it"

@@ -13,11 +13,14 @@ from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesRespon
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.superlink.grid import HttpGrid
 
-from flwr_safedshb.flower import envelope, fleet, superlink, supernode
+from flwr_safedshb.flower import fleet
+from flwr_safedshb.flower import inline_objects as envelope
+from flwr_safedshb.flower import patch_grid as superlink
 from flwr_safedshb.flower.compat import identify
+from flwr_safedshb.flower.envelope_client import Opener, small_objects
 from flwr_safedshb.flower.fleet import message_pb2
-from flwr_safedshb.flower.opener import Opener, small_objects
-from flwr_safedshb.flower.speaker import Packed, packed
+from flwr_safedshb.node.flower_patches import supernode
+from flwr_safedshb.node.flower_patches.fleet_client import Packed, packed
 
 LARGE = envelope.SMALL  # floats: four times the bytes
 

@@ -15,7 +15,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr_safedshb.flower import grid as grids
 from flwr_safedshb.flower.compat import SUPERLINK_NODE_ID, Run, answers, identify
 from flwr_safedshb.flower.grid import CarefulGrid, WrappedGrid
-from flwr_safedshb.server.strategy import SafeDSHB
+from flwr_safedshb.strategy import SafeDSHB
 from tests.federation import federation, model
 
 

@@ -14,9 +14,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from torch.utils.data import Dataset
 
-from flwr_safedshb.client.client import SafeDSHBClient, client_app
+from flwr_safedshb.client import SafeDSHBClient, client_app
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
-from flwr_safedshb.server.strategy import SafeDSHB
+from flwr_safedshb.strategy import SafeDSHB
 from tests.guard import HANGS
 from tests.linear import BETA, PLAN, ROUNDS, SEED, data
 from tests.replies import KINDS

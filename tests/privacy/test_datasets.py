@@ -21,8 +21,8 @@ from flwr_safedshb import (
     private_gradient,
     trained_arrays,
 )
-from flwr_safedshb.privacy.examples import DatasetError, examples_of
-from flwr_safedshb.privacy.unusable import causes_shown
+from flwr_safedshb.privacy.bad_examples import causes_shown
+from flwr_safedshb.privacy.datasets import DatasetError, examples_of
 from tests.clients import node
 
 SIZE = 20

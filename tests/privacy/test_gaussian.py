@@ -16,8 +16,8 @@ from flwr_safedshb.privacy.clipping.gradients import (
     ClippedGradients,
     UnsupportedModelError,
 )
-from flwr_safedshb.privacy.gaussian import Layers, private_gradient
 from flwr_safedshb.privacy.plan import Clipping, PrivacyPlan, Sampling
+from flwr_safedshb.privacy.private_gradient import Layers, private_gradient
 from flwr_safedshb.privacy.randomness.noise import (
     Randomness,
     SecureRandomness,

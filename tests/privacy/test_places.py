@@ -7,9 +7,9 @@ from scipy import stats
 from torch import nn
 
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.examples import Example
-from flwr_safedshb.privacy.gaussian import private_gradient
+from flwr_safedshb.privacy.datasets import Example
 from flwr_safedshb.privacy.plan import PrivacyPlan
+from flwr_safedshb.privacy.private_gradient import private_gradient
 from flwr_safedshb.privacy.randomness.noise import SecureRandomness, SeededRandomness
 
 torch.set_num_threads(1)

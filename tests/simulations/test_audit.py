@@ -10,7 +10,7 @@ import torch
 
 import simulations.audit
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.examples import Example
+from flwr_safedshb.privacy.datasets import Example
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 from simulations.audit import PLANS, audit, epsilon_lower_bound, main

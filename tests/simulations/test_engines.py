@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from flwr_safedshb.server.checkpoint import load
-from flwr_safedshb.server.progress import Progress
+from flwr_safedshb.algorithm.checkpoint import load
+from flwr_safedshb.algorithm.progress import Progress
 from simulations.app import OVERRIDES
 from simulations.engines import run
 from simulations.experiment import share

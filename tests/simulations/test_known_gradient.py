@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from flwr_safedshb.exchange.model import trained
+from flwr_safedshb.algorithm.model_arrays import trained
 from simulations import experiment
 from simulations.config import composed
 from simulations.experiment import federation, gradient_of, untrained

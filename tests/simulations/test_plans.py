@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flwr_safedshb.algorithm.norm_bound import NormBound
 from flwr_safedshb.attacks import Zero
 from flwr_safedshb.privacy.accounting.accountant import epsilon
 from flwr_safedshb.privacy.ledger.ledger import Ledger
-from flwr_safedshb.server.norm_bound import NormBound
 from simulations.config import composed
 from simulations.engines import run
 from simulations.experiment import norm_bound_of, share

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flwr_safedshb.server import checkpoint
-from flwr_safedshb.server.checkpoint import load
+from flwr_safedshb.algorithm import checkpoint
+from flwr_safedshb.algorithm.checkpoint import load
 from simulations.command import alone_at
 from simulations.config import SettingsError
 from simulations.engines import run

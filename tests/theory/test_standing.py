@@ -3,7 +3,7 @@
 import pytest
 
 from flwr_safedshb.theory import swing, withstands
-from flwr_safedshb.theory.standing import MARGIN
+from flwr_safedshb.theory.resilience import MARGIN
 
 
 def test_pushes_add_up_where_a_model_with_momentum_swings() -> None:

@@ -17,7 +17,7 @@ import math
 import time
 from dataclasses import dataclass, field
 
-from flwr_safedshb.aggregation.smea.compiler import compiled
+from flwr_safedshb.aggregation.smea.jit import compiled
 
 # Rows up to which a pass costs the same, and those between which an entry costs more.
 TYPICAL, LARGE = 100, 256

@@ -35,7 +35,7 @@ updates are those of a Cholesky factorisation.
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_safedshb.aggregation.smea.compiler import compiled
+from flwr_safedshb.aggregation.smea.jit import compiled
 from flwr_safedshb.aggregation.smea.loops import (
     NONE,
     SOME,
@@ -46,7 +46,7 @@ from flwr_safedshb.aggregation.smea.loops import (
     matching_exceeds,
     partners,
 )
-from flwr_safedshb.aggregation.smea.stack import (
+from flwr_safedshb.aggregation.smea.search_state import (
     AND_WITHOUT,
     CANDIDATES,
     DOUBTFUL,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation.rule import FloatArray
-from flwr_safedshb.aggregation.smea.compiler import compiled_for
+from flwr_safedshb.aggregation.smea.jit import compiled_for
 
 IntArray = NDArray[np.int64]
 

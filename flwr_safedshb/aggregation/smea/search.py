@@ -8,11 +8,15 @@ import numpy as np
 from flwr_safedshb.aggregation.gram import RESOLUTION, Subset, scatter_lambda
 from flwr_safedshb.aggregation.rule import FloatArray
 from flwr_safedshb.aggregation.smea import kernel
-from flwr_safedshb.aggregation.smea import stack as stacks
-from flwr_safedshb.aggregation.smea.bounds import game_bound, quick_bound, within_reach
+from flwr_safedshb.aggregation.smea import search_state as stacks
 from flwr_safedshb.aggregation.smea.budget import SLICE, Budget
-from flwr_safedshb.aggregation.smea.roots import Root, Spectrum, roots, spectrum
-from flwr_safedshb.aggregation.smea.start import Best, start
+from flwr_safedshb.aggregation.smea.certificate import (
+    game_bound,
+    quick_bound,
+    within_reach,
+)
+from flwr_safedshb.aggregation.smea.incumbent import Best, start
+from flwr_safedshb.aggregation.smea.root_cases import Root, Spectrum, roots, spectrum
 
 # How much of the budget is spent when the start ends, and the search; the rest goes
 # into tries to prove a lower bound.

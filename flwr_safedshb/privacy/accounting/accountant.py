@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 
 from flwr_safedshb.privacy.accounting import pld
-from flwr_safedshb.privacy.accounting.limits import (
+from flwr_safedshb.privacy.accounting.ranges import (
     MAX_STEPS,
     checked_delta,
     checked_steps,

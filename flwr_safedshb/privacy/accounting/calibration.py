@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from flwr_safedshb.privacy.accounting.accountant import epsilon
-from flwr_safedshb.privacy.accounting.limits import (
+from flwr_safedshb.privacy.accounting.ranges import (
     NOISE_MULTIPLIER,
     checked_delta,
     checked_steps,

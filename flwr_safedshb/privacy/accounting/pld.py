@@ -29,20 +29,20 @@ from functools import cache, lru_cache
 import numpy as np
 from scipy.optimize import brentq
 
-from flwr_safedshb.privacy.accounting.limits import MAX_STEPS
-from flwr_safedshb.privacy.accounting.losses import (
+from flwr_safedshb.privacy.accounting.pld_tilting import (
+    MARGIN,
+    Tilted,
+    convolved,
+    joined,
+)
+from flwr_safedshb.privacy.accounting.privacy_loss import (
     ORDERS,
     Floats,
     moments,
     one_step,
     scales,
 )
-from flwr_safedshb.privacy.accounting.tilted import (
-    MARGIN,
-    Tilted,
-    convolved,
-    joined,
-)
+from flwr_safedshb.privacy.accounting.ranges import MAX_STEPS
 from flwr_safedshb.privacy.samplers import Profile
 
 Steps = Sequence[tuple[Profile, int]]

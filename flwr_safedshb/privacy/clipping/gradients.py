@@ -25,17 +25,22 @@ from typing import cast
 import torch
 from torch import nn
 
-from flwr_safedshb.privacy.clipping.checks import (
+from flwr_safedshb.privacy.bad_examples import log_unusable
+from flwr_safedshb.privacy.clipping.backward import Pass, copy_batch, flushed_denormals
+from flwr_safedshb.privacy.clipping.clipped_sum import (
+    MAX_CLIP,
+    MIN_CLIP,
+    WIDE,
+    clipped_sums,
+)
+from flwr_safedshb.privacy.clipping.validate_model import (
     best_pass,
     check_model,
     refuse_global_hooks,
 )
-from flwr_safedshb.privacy.clipping.passes import Pass, copy_batch, flushed_denormals
-from flwr_safedshb.privacy.clipping.sums import MAX_CLIP, MIN_CLIP, WIDE, clipped_sums
-from flwr_safedshb.privacy.examples import Batch, Example, rows, tensors_of
+from flwr_safedshb.privacy.datasets import Batch, Example, rows, tensors_of
 from flwr_safedshb.privacy.losses import Loss, PerExampleLoss, UnsupportedModelError
 from flwr_safedshb.privacy.plan import Clipping
-from flwr_safedshb.privacy.unusable import log_unusable
 
 __all__ = ["ClippedGradients", "Loss", "UnsupportedModelError", "check_model"]
 

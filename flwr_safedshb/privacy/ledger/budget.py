@@ -38,8 +38,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from flwr_safedshb.privacy.accounting import accountant
-from flwr_safedshb.privacy.accounting.filtering import RenyiFilter
-from flwr_safedshb.privacy.accounting.limits import MAX_STEPS
+from flwr_safedshb.privacy.accounting.ranges import MAX_STEPS
+from flwr_safedshb.privacy.accounting.renyi_filter import RenyiFilter
 from flwr_safedshb.privacy.ledger.history import Totals, is_within
 from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan, PrivacyStatement
 

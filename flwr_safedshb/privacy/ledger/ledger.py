@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, get_args
 
-from flwr_safedshb.privacy.accounting.limits import EPSILON, MAX_STEPS, checked_delta
+from flwr_safedshb.privacy.accounting.ranges import EPSILON, MAX_STEPS, checked_delta
 from flwr_safedshb.privacy.ledger.database import LedgerCorrupted, LedgerError, create
 from flwr_safedshb.privacy.ledger.history import History, Kind, Totals
 from flwr_safedshb.privacy.ledger.store import (

@@ -36,7 +36,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import cast, get_args
 
-from flwr_safedshb.privacy.accounting.limits import checked_steps, short
+from flwr_safedshb.privacy.accounting.ranges import checked_steps, short
 from flwr_safedshb.privacy.ledger.database import (
     LedgerCorrupted,
     LedgerError,
@@ -47,7 +47,7 @@ from flwr_safedshb.privacy.ledger.database import (
 )
 from flwr_safedshb.privacy.ledger.history import History, Kind, Totals, is_within
 from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan
-from flwr_safedshb.words import PLAIN
+from flwr_safedshb.sanitize import PLAIN
 
 _WAIT_SECONDS = 120.0
 # Attempts after which accounting is done while other processes wait.

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flwr_safedshb.files import replace_file
+from flwr_safedshb.atomic_io import replace_file
 from simulations.chaos.band import quiet
 from simulations.chaos.hostile.insider import ATTACKS
 from simulations.chaos.hostile.rows import Report, markdown

@@ -20,7 +20,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 
 from flwr_safedshb.flower import fleet
 from flwr_safedshb.flower.fleet import fleet_pb2, message_pb2
-from flwr_safedshb.flower.speaker import packed
+from flwr_safedshb.node.flower_patches.fleet_client import packed
 from simulations.chaos.hostile.scene import Attack, Scene, counted
 from simulations.chaos.hostile.speaker import HEARTBEAT_SECONDS, Speaker, told
 from simulations.chaos.hostile.tricks import TRICKS

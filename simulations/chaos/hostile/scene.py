@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
-from flwr_safedshb.flower.speaker import Packed, packed
+from flwr_safedshb.node.flower_patches.fleet_client import Packed, packed
 from simulations.chaos.hostile.speaker import Speaker
 from simulations.chaos.problem import DIMENSION, EXAMPLES
 

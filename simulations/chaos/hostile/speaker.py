@@ -13,7 +13,7 @@ from google.protobuf.message import Message as Proto
 from flwr_safedshb.flower import fleet
 from flwr_safedshb.flower.compat import identify
 from flwr_safedshb.flower.fleet import fleet_pb2, message_pb2
-from flwr_safedshb.flower.speaker import (
+from flwr_safedshb.node.flower_patches.fleet_client import (
     NodeProto,
     Packed,
     load_key,

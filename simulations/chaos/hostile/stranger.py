@@ -19,7 +19,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from flwr_safedshb.flower.fleet import fleet_pb2
-from flwr_safedshb.flower.speaker import Key, pem, signed
+from flwr_safedshb.node.flower_patches.fleet_client import Key, pem, signed
 from simulations.chaos.trace import note
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

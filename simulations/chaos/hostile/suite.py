@@ -14,8 +14,8 @@ import numpy as np
 from flwr.app import Context, Message, UserConfig
 from flwr.clientapp import ClientApp
 
-from flwr_safedshb.grids.in_process import InProcessGrid
-from flwr_safedshb.server.strategy import SafeDSHB
+from flwr_safedshb.simulation.in_process import InProcessGrid
+from flwr_safedshb.strategy import SafeDSHB
 from simulations.chaos import checks
 from simulations.chaos.client import train
 from simulations.chaos.hostile.insider import ATTACKS, Settings

@@ -15,7 +15,7 @@ from google.protobuf.message import Message as Proto
 
 from flwr_safedshb.flower import fleet
 from flwr_safedshb.flower.fleet import fab_pb2, fleet_pb2, message_pb2, run_pb2
-from flwr_safedshb.flower.speaker import Packed, signed
+from flwr_safedshb.node.flower_patches.fleet_client import Packed, signed
 from simulations.chaos.hostile.scene import Attack, Scene, counted
 from simulations.chaos.hostile.speaker import told
 

@@ -22,7 +22,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from flwr_safedshb.privacy.accounting import accountant, limits
+from flwr_safedshb.privacy.accounting import accountant
+from flwr_safedshb.privacy.accounting import ranges as limits
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.samplers import Adjacency
 from simulations.studies.accounting.exact import Kind, exact_epsilon

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flwr_safedshb.client.evaluation import PrivateEvaluation
+from flwr_safedshb.algorithm.answer_evaluation import PrivateEvaluation
 from flwr_safedshb.privacy.evaluation import Counts, Question, private_counts
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 from simulations.audit import epsilon_lower_bound

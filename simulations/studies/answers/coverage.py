@@ -11,16 +11,20 @@ from dp_accounting.pld import PLDAccountant
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from flwr_safedshb.client.evaluation import Metrics, PrivateEvaluation, reported
-from flwr_safedshb.exchange.arrays import MARK
-from flwr_safedshb.exchange.evaluations import CORRECT, NOISE_STD
+from flwr_safedshb.algorithm.answer_evaluation import (
+    Metrics,
+    PrivateEvaluation,
+    reported,
+)
+from flwr_safedshb.algorithm.evaluation_names import CORRECT, NOISE_STD
+from flwr_safedshb.algorithm.private_evaluation import PrivateEvaluations, concluded
+from flwr_safedshb.algorithm.wire import MARK
 from flwr_safedshb.flower.compat import set_id
-from flwr_safedshb.grids.in_process import InProcessGrid
 from flwr_safedshb.privacy.accounting.accountant import epsilon
 from flwr_safedshb.privacy.evaluation import Question, private_counts
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
-from flwr_safedshb.server.private_evaluation import PrivateEvaluations, concluded
+from flwr_safedshb.simulation.in_process import InProcessGrid
 from simulations.studies.answers.data import MAX_LOSS, MODEL, examples
 
 NODES, LIARS = 7, 2

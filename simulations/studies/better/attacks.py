@@ -18,7 +18,7 @@ from flwr_safedshb.aggregation.rule import FloatArray
 from flwr_safedshb.attacks import Strongest
 from flwr_safedshb.attacks.base import Aggregate
 from flwr_safedshb.attacks.candidates import Candidates, check_finite, harms
-from flwr_safedshb.attacks.rays import Rays
+from flwr_safedshb.attacks.line_search import Rays
 
 Judge = Callable[[FloatArray], FloatArray]
 

@@ -28,7 +28,7 @@ from flwr_safedshb.aggregation.gram import (
     weighted_lambda,
 )
 from flwr_safedshb.aggregation.rule import FloatArray, Notion, Weighing
-from flwr_safedshb.aggregation.smea.compiler import compiled
+from flwr_safedshb.aggregation.smea.jit import compiled
 from flwr_safedshb.theory import kappa_lower_bound
 
 # All sets are looked at, and a matrix has their number squared.

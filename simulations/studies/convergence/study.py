@@ -17,8 +17,8 @@ from rich.markdown import Markdown
 
 from flwr_safedshb import theory
 from flwr_safedshb.aggregation import SMEA
+from flwr_safedshb.atomic_io import replace_file
 from flwr_safedshb.attacks import ALIE, FOE, Attack, MinMax
-from flwr_safedshb.files import replace_file
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from simulations.config import check_numbers
 from simulations.results.intervals import Estimate, estimate_means, slope

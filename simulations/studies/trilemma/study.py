@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import track
 
-from flwr_safedshb.files import replace_file
+from flwr_safedshb.atomic_io import replace_file
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.theory import check_num_malicious
 from simulations.config import check_numbers

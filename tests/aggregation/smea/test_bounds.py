@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from flwr_safedshb.aggregation.gram import scatter_lambda, squared_distances
-from flwr_safedshb.aggregation.smea.bounds import (
+from flwr_safedshb.aggregation.smea.budget import Budget
+from flwr_safedshb.aggregation.smea.certificate import (
     coordinates,
     game_bound,
     quick_bound,
@@ -12,9 +13,8 @@ from flwr_safedshb.aggregation.smea.bounds import (
     window,
     within_reach,
 )
-from flwr_safedshb.aggregation.smea.budget import Budget
-from flwr_safedshb.aggregation.smea.roots import spectrum
-from flwr_safedshb.aggregation.smea.start import shrink, start
+from flwr_safedshb.aggregation.smea.incumbent import shrink, start
+from flwr_safedshb.aggregation.smea.root_cases import spectrum
 from tests.oracles import FAMILIES, Floats, brute_force_smea, family, subsets
 
 

@@ -8,10 +8,10 @@ import pytest
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.aggregation.gram import outermost_first, squared_distances
 from flwr_safedshb.aggregation.smea import kernel, search
-from flwr_safedshb.aggregation.smea import stack as stacks
-from flwr_safedshb.aggregation.smea.bounds import ROUND, ROUNDS
+from flwr_safedshb.aggregation.smea import search_state as stacks
 from flwr_safedshb.aggregation.smea.budget import DECOMPOSITION, NODE, Budget, passes
-from flwr_safedshb.aggregation.smea.roots import equal_kinds
+from flwr_safedshb.aggregation.smea.certificate import ROUND, ROUNDS
+from flwr_safedshb.aggregation.smea.root_cases import equal_kinds
 from tests.oracles import Floats
 
 HOSTILE: dict[str, Callable[[int, np.random.Generator], Floats]] = {

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from flwr_safedshb.aggregation.smea import kernel, loops
-from flwr_safedshb.aggregation.smea import stack as stacks
-from flwr_safedshb.aggregation.smea.compiler import COMPILED
+from flwr_safedshb.aggregation.smea import search_state as stacks
+from flwr_safedshb.aggregation.smea.jit import COMPILED
 from tests.oracles import Floats, subsets
 
 NAMES = ("lowest", "highest", "eliminate", "residual", "conflicts", "partners")

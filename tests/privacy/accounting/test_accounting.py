@@ -20,8 +20,8 @@ from flwr_safedshb.privacy.accounting.accountant import (
     epsilon_upper_bound,
     max_steps,
 )
-from flwr_safedshb.privacy.accounting.limits import MAX_STEPS
-from flwr_safedshb.privacy.accounting.losses import Losses, one_step
+from flwr_safedshb.privacy.accounting.privacy_loss import Losses, one_step
+from flwr_safedshb.privacy.accounting.ranges import MAX_STEPS
 from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan, Sampling
 
 DELTA = 1e-4

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from flwr_safedshb.privacy.accounting.comparisons import (
+from flwr_safedshb.privacy.accounting.baselines import (
     figures,
     opacus,
     paper_theorem,

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from flwr_safedshb.privacy.accounting import accountant, pld
-from flwr_safedshb.privacy.accounting.filtering import RenyiFilter
-from flwr_safedshb.privacy.accounting.losses import ORDERS
+from flwr_safedshb.privacy.accounting.privacy_loss import ORDERS
+from flwr_safedshb.privacy.accounting.renyi_filter import RenyiFilter
 from flwr_safedshb.privacy.plan import PrivacyPlan
 
 DELTA = 1e-5

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from flwr_safedshb.privacy.accounting import pld, tilted
+from flwr_safedshb.privacy.accounting import pld
+from flwr_safedshb.privacy.accounting import pld_tilting as tilted
 from flwr_safedshb.privacy.accounting.accountant import epsilon, epsilon_upper_bound
-from flwr_safedshb.privacy.accounting.losses import ORDERS
+from flwr_safedshb.privacy.accounting.privacy_loss import ORDERS
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from simulations.studies.accounting.__main__ import compare
 from simulations.studies.accounting.__main__ import settings as study_settings

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import gammaln, logsumexp
 
-from flwr_safedshb.privacy.accounting import theorem
+from flwr_safedshb.privacy.accounting import paper_bound as theorem
 
 
 def added_up(order: int, s: float, rate: float) -> float:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from flwr_safedshb.privacy.clipping import sums
+from flwr_safedshb.privacy.clipping import clipped_sum as sums
+from flwr_safedshb.privacy.clipping.clipped_sum import Part, Rows
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.clipping.sums import Part, Rows
 
 torch.set_num_threads(1)
 

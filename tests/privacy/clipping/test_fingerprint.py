@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from flwr_safedshb.privacy.clipping import checks
+from flwr_safedshb.privacy.clipping import validate_model as checks
 from flwr_safedshb.privacy.clipping.fingerprint import make_fingerprint
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from tests.clipping import OwnForward, assert_close, cross_entropy, literal

@@ -11,7 +11,9 @@ from opacus.layers import DPLSTM
 from torch import nn
 from torch.nn import functional
 
-from flwr_safedshb.privacy.clipping import gradients, layers, sums
+from flwr_safedshb.privacy.clipping import clipped_sum as sums
+from flwr_safedshb.privacy.clipping import ghost_norms as layers
+from flwr_safedshb.privacy.clipping import gradients
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.plan import Clipping
 from tests.clipping import OwnForward, assert_close, cross_entropy, literal, way_of

@@ -15,14 +15,18 @@ import pytest
 import torch
 from torch import nn
 
-from flwr_safedshb.privacy.audit.search import search
-from flwr_safedshb.privacy.audit.trial import entries
-from flwr_safedshb.privacy.audit.zoo import mixing, partial, plain, random, state
-from flwr_safedshb.privacy.clipping import checks, gradients, passes, sums, total
+from flwr_safedshb.audit.candidate import entries
+from flwr_safedshb.audit.sensitivity_search import search
+from flwr_safedshb.audit.zoo import mixing, partial, plain, random, state
+from flwr_safedshb.privacy.clipping import backward as passes
+from flwr_safedshb.privacy.clipping import clipped_sum as sums
+from flwr_safedshb.privacy.clipping import gradients
+from flwr_safedshb.privacy.clipping import total_losses as total
+from flwr_safedshb.privacy.clipping import validate_model as checks
+from flwr_safedshb.privacy.clipping.backward import Pass
+from flwr_safedshb.privacy.clipping.clipped_sum import Part, Rows
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.clipping.passes import Pass
-from flwr_safedshb.privacy.clipping.sums import Part, Rows
-from flwr_safedshb.privacy.examples import Drawn, Example, Whole
+from flwr_safedshb.privacy.datasets import Drawn, Example, Whole
 from flwr_safedshb.privacy.losses import PerExampleLoss, UnsupportedModelError
 from tests.clipping import cross_entropy
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flwr_safedshb.privacy.accounting import accountant
-from flwr_safedshb.privacy.accounting.filtering import RenyiFilter
+from flwr_safedshb.privacy.accounting.renyi_filter import RenyiFilter
 from flwr_safedshb.privacy.ledger.ledger import (
     BudgetExhausted,
     Ledger,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from flwr_safedshb.client.node import LEDGER_NAME
+from flwr_safedshb.algorithm.budget import LEDGER_NAME
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from simulations.benchmarks import client_step, deployed, startup, steps
 from simulations.benchmarks.client_step import STEPS, run

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from flwr_safedshb.exchange import arrays
+from flwr_safedshb.algorithm import wire as arrays
 from flwr_safedshb.flower import compat
-from flwr_safedshb.grids.in_process import InProcessGrid
-from flwr_safedshb.server.strategy import SafeDSHB
+from flwr_safedshb.simulation.in_process import InProcessGrid
+from flwr_safedshb.strategy import SafeDSHB
 from simulations.benchmarks import shortcuts
 from tests.federation import federation, flat, model
 

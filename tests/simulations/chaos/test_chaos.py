@@ -16,12 +16,12 @@ import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord
 
 from flwr_safedshb.aggregation import Average
-from flwr_safedshb.client.node import LEDGER_NAME
-from flwr_safedshb.exchange.arrays import MARK
+from flwr_safedshb.algorithm.budget import LEDGER_NAME
+from flwr_safedshb.algorithm.checkpoint import save
+from flwr_safedshb.algorithm.progress import Progress
+from flwr_safedshb.algorithm.wire import MARK
 from flwr_safedshb.privacy.ledger.ledger import Ledger
-from flwr_safedshb.server.checkpoint import save
-from flwr_safedshb.server.progress import Progress
-from flwr_safedshb.server.strategy import SafeDSHB
+from flwr_safedshb.strategy import SafeDSHB
 from simulations.chaos import band
 from simulations.chaos.checks import HONEST
 from simulations.chaos.faults import FAULTS

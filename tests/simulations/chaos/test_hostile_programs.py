@@ -13,12 +13,12 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from flwr_safedshb.deployment.gate.call import Call
-from flwr_safedshb.deployment.gate.limits import Limits
-from flwr_safedshb.deployment.gate.wire import Answer
 from flwr_safedshb.flower import fleet
-from flwr_safedshb.flower.speaker import Key, load_key, pem
-from flwr_safedshb.flower.tasks import SuperNode, acquire
+from flwr_safedshb.node.flower_patches.fleet_client import Key, load_key, pem
+from flwr_safedshb.node.flower_patches.runtime_client import SuperNode, acquire
+from flwr_safedshb.node.gate.call import Call
+from flwr_safedshb.node.gate.limits import Limits
+from flwr_safedshb.node.gate.wire import Answer
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from simulations.chaos.hostile import insider, tricks
 from simulations.chaos.hostile.insider import ATTACKS
@@ -32,8 +32,8 @@ from simulations.chaos.server import TRACE
 from simulations.chaos.trace import note
 from simulations.chaos.trial import Trial
 from simulations.loopback import Deployment
-from tests.deployment.gates import RUN, Place, question, visited
-from tests.deployment.test_local_users import NOBODY, as_root, trespass
+from tests.node.gates import RUN, Place, question, visited
+from tests.node.test_local_users import NOBODY, as_root, trespass
 from tests.simulations.chaos.test_chaos import SEED, SESSION, reply, trial
 
 pytestmark = pytest.mark.federation

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from flwr_safedshb.client.node import LEDGER_NAME
-from flwr_safedshb.deployment.approvals import KEY, contents
-from flwr_safedshb.flower.bundle import built
+from flwr_safedshb.algorithm.budget import LEDGER_NAME
+from flwr_safedshb.node.approvals import KEY, contents
+from flwr_safedshb.node.fab import built
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from simulations.chaos import spy
 from simulations.loopback import Deployment

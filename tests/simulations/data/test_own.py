@@ -8,7 +8,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict, UserConfig
 
-from flwr_safedshb.privacy.examples import Whole
+from flwr_safedshb.privacy.datasets import Whole
 from simulations.app import make_client
 from simulations.data.own import Own, load_own, main, save_own
 from simulations.experiment import share

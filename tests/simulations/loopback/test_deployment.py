@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from flwr.serverapp import ServerApp
 
-from flwr_safedshb.client.momentum import Kept, MomentumFiles
-from flwr_safedshb.client.node import LEDGER_NAME
-from flwr_safedshb.grids.in_process import InProcessGrid
+from flwr_safedshb.algorithm.budget import LEDGER_NAME
+from flwr_safedshb.algorithm.checkpoint import load
+from flwr_safedshb.algorithm.momentum_store import Kept, MomentumFiles
 from flwr_safedshb.privacy.ledger.ledger import Ledger
-from flwr_safedshb.server.checkpoint import load
+from flwr_safedshb.simulation.in_process import InProcessGrid
 from simulations.config import composed
 from simulations.engines import run
 from simulations.experiment import share

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flwr_safedshb.client.node import LEDGER_NAME
+from flwr_safedshb.algorithm.budget import LEDGER_NAME
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from simulations.loopback import ROOT, Deployment
 from tests.guard import HANGS

@@ -11,8 +11,8 @@ import pytest
 import torch
 from scipy import stats
 
-from flwr_safedshb.privacy.gaussian import private_gradient
 from flwr_safedshb.privacy.plan import PrivacyPlan
+from flwr_safedshb.privacy.private_gradient import private_gradient
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 from simulations.studies.convergence import ConvergenceCheck
 from simulations.studies.convergence.problem import Problem

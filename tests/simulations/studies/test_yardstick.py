@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flwr_safedshb.privacy.accounting import comparisons
+from flwr_safedshb.privacy.accounting import baselines as comparisons
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from simulations.config import composed
 from simulations.models import MLP

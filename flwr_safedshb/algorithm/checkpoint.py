@@ -1,0 +1,246 @@
+"""How far a server has come, on disk: complete or not at all.
+
+One .npz file without pickles: the model, the one kept for its ``output``, and as JSON
+everything else, among it the settings that made the run: a run with other settings is
+not the rest of this one. The file is written beside its name, flushed to the disk and
+then renamed, so a kill leaves either the old file or the new one.
+"""
+
+from __future__ import annotations
+
+import json
+from logging import INFO
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.common import log
+
+from flwr_safedshb.algorithm.npz import Arrays, read_archive, write_archive
+from flwr_safedshb.algorithm.progress import History, Progress
+from flwr_safedshb.algorithm.settings import (
+    Settings,
+    differences,
+    fingerprint,
+    shortened,
+)
+from flwr_safedshb.atomic_io import replace_file
+from flwr_safedshb.sanitize import PLAIN, shown
+
+_FORMAT = 3
+# Bytes of everything but the models; and of a model whose size is not known.
+_MAX_TEXT, _LARGE = 2**27, 2**34
+# Whole numbers, among them the ids of nodes; settings are nested no deeper.
+_WHOLE, _DEPTH = 2**64, 32
+
+_HISTORIES = ("train", "evaluate_clientapp", "evaluate_serverapp")
+
+
+def save(path: Path, progress: Progress) -> None:
+    """Replace the file at `path`; on disk when this returns."""
+    content = {
+        "format": _FORMAT,
+        "session": progress.session,
+        "seed": progress.seed,
+        # Without `start` nobody has said how many there will be.
+        "num_rounds": max(progress.num_rounds, progress.step),
+        "step": progress.step,
+        "names": list(progress.arrays),
+        "kept": progress.kept is not None,
+        "histories": {
+            name: {
+                number: dict(record)
+                for number, record in getattr(progress, name).items()
+            }
+            for name in _HISTORIES
+        },
+        "settings": progress.settings,
+    }
+    arrays = {f"model/{name}": a.numpy() for name, a in progress.arrays.items()}
+    if progress.kept is not None:
+        arrays |= {f"kept/{name}": a.numpy() for name, a in progress.kept.items()}
+    text = np.frombuffer(json.dumps(content).encode(), np.uint8)
+    replace_file(path, lambda file: write_archive(file, {"content": text} | arrays))
+
+
+def load(path: Path, model_bytes: int = _LARGE) -> Progress | None:
+    """Return what `save` wrote, None if there is no file.
+
+    Every value is checked: a run must not go on from a file that was made to mislead
+    it, and no file may take more than the memory of two models.
+
+    Parameters
+    ----------
+    path : Path
+    model_bytes : int
+        At most so many has the model that is expected.
+
+    Raises
+    ------
+    ValueError
+        If the file is something else.
+    """
+    try:
+        arrays = read_archive(path, 2 * model_bytes + _MAX_TEXT)
+        return _progress(arrays)
+    except FileNotFoundError:
+        return None
+    except (
+        ArithmeticError,
+        AttributeError,
+        IsADirectoryError,
+        LookupError,
+        MemoryError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        reason = shown(str(error))[:200]
+        raise ValueError(
+            f"checkpoint={str(path)!r} is no checkpoint of this version ({reason}); "
+            "give another path, or remove it to start anew"
+        ) from error
+
+
+def load_checkpoint(path: str | Path) -> Progress:
+    """Return a run of a server from its checkpoint: its model, metrics and settings.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If there is no file, or it is something else.
+    """
+    found = load(Path(path))
+    if found is None:
+        raise FileNotFoundError(f"there is no checkpoint {str(path)!r}")
+    return found
+
+
+def _progress(arrays: Arrays) -> Progress:
+    """Return what the arrays of a file say, if all of it can be."""
+    text = arrays.pop("content").tobytes()
+    if len(text) > _MAX_TEXT:
+        raise ValueError(f"its text has {len(text)} bytes")
+    content = json.loads(text)
+    if content["format"] != _FORMAT:
+        raise ValueError(f"format {content['format']}")
+    names, kept = content["names"], content["kept"]
+    unique = isinstance(names, list) and all(isinstance(n, str) for n in names)
+    if not unique or len({*names}) != len(names) or not isinstance(kept, bool):
+        raise ValueError("it does not name its arrays")
+    "".join(names).encode()  # half a character could not be sent
+    kinds = ["model", "kept"] if kept else ["model"]
+    if {*arrays} != {f"{kind}/{name}" for kind in kinds for name in names}:
+        raise ValueError("it has other arrays than it names")
+
+    def record(kind: str) -> ArrayRecord:
+        return ArrayRecord({name: Array(arrays[f"{kind}/{name}"]) for name in names})
+
+    model, output = record("model"), record("kept") if kept else None
+    if output is not None and not _alike(output, model):
+        raise ValueError("the model it keeps is another one")
+    session, settings = content["session"], content["settings"]
+    if not isinstance(session, str) or not PLAIN.fullmatch(session):
+        raise ValueError("its session has no plain name")
+    if not isinstance(settings, dict) or not _shallow(settings):
+        raise ValueError("its settings are none")
+    num_rounds = _whole(content, "num_rounds", _WHOLE)
+    return Progress(
+        session=session,
+        # A seed is as long as its user likes.
+        seed=_whole(content, "seed", None),
+        num_rounds=num_rounds,
+        step=_whole(content, "step", num_rounds + 1),
+        arrays=model,
+        kept=output,
+        settings=settings,
+        **{name: _history(content["histories"][name]) for name in _HISTORIES},
+    )
+
+
+def _whole(content: Settings, name: str, end: int | None) -> int:
+    value = content[name]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"its {name} is {value!r:.60}")
+    if end is not None and value >= end:
+        raise ValueError(f"its {name} is {value:.6g}, not below {end}")
+    return value
+
+
+def _history(rounds: dict[str, dict[str, object]]) -> History:
+    found = {}
+    for number, metrics in rounds.items():
+        if not number.isascii() or str(int(number)) != number or int(number) < 0:
+            raise ValueError(f"{number!r:.60} is no number of a round")
+        for value in metrics.values():
+            for each in value if isinstance(value, list) else [value]:
+                if isinstance(each, int) and abs(each) >= _WHOLE:
+                    raise ValueError("a metric is out of range")
+        # Which checks the types of all values.
+        found[int(number)] = MetricRecord(metrics)  # type: ignore[arg-type]
+    return found
+
+
+def _alike(kept: ArrayRecord, model: ArrayRecord) -> bool:
+    """Whether these are arrays like the model's, or means of such, in float64."""
+    pairs = zip(kept.values(), model.values(), strict=True)
+    return all(
+        tuple(one.shape) == tuple(other.shape) and one.dtype in (other.dtype, "float64")
+        for one, other in pairs
+    )
+
+
+def _shallow(settings: object) -> bool:
+    """Say whether values are nested no deeper than settings are."""
+    level = [settings]
+    for _ in range(_DEPTH):
+        nested = [value for value in level if isinstance(value, dict | list)]
+        level = [
+            entry
+            for value in nested
+            for entry in (value.values() if isinstance(value, dict) else value)
+        ]
+    return not level
+
+
+def past_of(
+    path: Path, settings: Settings, model_bytes: int = _LARGE
+) -> Progress | None:
+    """Return the checkpoint of a run that is to go on, None if there is none.
+
+    Parameters
+    ----------
+    path : Path
+    settings : dict
+        What makes the run: ``seed`` None stands for any, and ``initial_arrays`` may be
+        the fingerprint of the model that an unfinished run has come to.
+    model_bytes : int
+        At most so many has the model.
+
+    Raises
+    ------
+    ValueError
+        If the checkpoint was made with other settings; says which.
+    """
+    found = load(path, model_bytes)
+    if found is None:
+        return None
+    now, then = dict(settings), found.settings
+    if now["seed"] is None:
+        now["seed"] = then.get("seed")
+    longer = shortened(now, then.get("num_rounds"))
+    unfinished = found.step < found.num_rounds or longer is not None
+    if unfinished and now["initial_arrays"] == fingerprint(found.arrays):
+        now["initial_arrays"] = then.get("initial_arrays")
+    if longer is not None:
+        longer["initial_arrays"] = now["initial_arrays"]
+    if problem := differences(then, now if longer is None else longer):
+        raise ValueError(
+            f"checkpoint={str(path)!r} is of another run: {problem}; give the settings "
+            "that it was made with, or another path to start anew"
+        )
+    if longer is not None:
+        found.num_rounds, found.settings = cast(int, now["num_rounds"]), now
+    log(INFO, "Resuming from %s after round %d", path, found.step)
+    return found

@@ -1,0 +1,63 @@
+"""Which of a run's models it returns: the last, one at random, or a mean of them.
+
+A mean of the last half costs no privacy, for the server has seen all of them, and no
+memory but that of one model: it is a running mean.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from flwr_safedshb.algorithm.progress import Progress
+from flwr_safedshb.algorithm.wire import read, written
+
+Output = Literal["last", "uniform", "average"]
+
+
+def check_output(output: str, may_stop: bool = False) -> None:
+    """Refuse another word, and what a run that may stop early cannot return."""
+    if output not in (words := get_args(Output)):
+        raise ValueError(
+            f"output={output!r} must be one of {', '.join(map(repr, words))}"
+        )
+    if may_stop and output != "last":
+        raise ValueError(
+            f"output={output!r} needs the number of rounds up front, and stop_when may "
+            "end the run before; use output='last'"
+        )
+
+
+def add_to_mean(progress: Progress) -> None:
+    """Count the newest model, theta_t, if t is in the last half of 1 .. T.
+
+    The mean is kept in float64: it must not depend on how a run was cut by restarts,
+    and few bits of a small type would be lost to so many steps.
+    """
+    count = progress.step - progress.num_rounds // 2
+    if count < 1:
+        return
+    newest = [array.astype(np.float64) for array in read(progress.arrays)]
+    if count > 1 and progress.kept is not None:
+        means = [array.astype(np.float64) for array in read(progress.kept)]
+        newest = [
+            mean + (new - mean) / count for mean, new in zip(means, newest, strict=True)
+        ]
+    progress.kept = written(progress.arrays, newest)
+
+
+def returned(progress: Progress, output: Output) -> ArrayRecord:
+    """Return the model of a run, in the types of its arrays."""
+    kept = progress.kept
+    if output == "last" or kept is None:
+        return progress.arrays
+    if output == "uniform":
+        return kept
+    types = [array.dtype for array in read(progress.arrays)]
+    means = [
+        np.rint(mean).astype(dtype) if dtype.kind in "biu" else mean.astype(dtype)
+        for mean, dtype in zip(read(kept), types, strict=True)
+    ]
+    return written(progress.arrays, means)

@@ -1,0 +1,322 @@
+"""Which nodes take part in a round, and how many adversaries may be among them.
+
+That at most f nodes are adversarial says nothing where anybody may join: one machine
+can be any number of nodes. `warn_of_strangers` is about that.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from logging import INFO, WARNING
+
+import numpy as np
+from flwr.common import log
+from flwr.serverapp import Grid
+
+from flwr_safedshb.algorithm.attendance import FAILING_NODES, Attendance
+from flwr_safedshb.flower.compat import lacks_tls
+from flwr_safedshb.flower.grid import innermost, is_simulated
+
+_POLL_SECONDS = 1.0
+_REMEDY = "start it with TLS and --enable-supernode-auth, and register the nodes' keys"
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The nodes of one round.
+
+    Attributes
+    ----------
+    nodes : list of int
+        Their ids, sorted.
+    num_malicious : int
+        A bound on the adversaries among them.
+    confidence : float
+        The probability that the bounds of all rounds of the run hold, over the draws of
+        the nodes.
+    complete : bool
+        Whether a step can come of the round. If not, only nodes that failed are asked,
+        to learn whether they are back.
+    """
+
+    nodes: list[int]
+    num_malicious: int
+    confidence: float
+    complete: bool = True
+
+    def __str__(self) -> str:
+        text = f"{len(self.nodes)} nodes, {self.num_malicious} or fewer adversarial"
+        if self.confidence < 1.0:
+            text += f" (in all rounds of the run with probability {self.confidence:g})"
+        return text
+
+
+@dataclass
+class Participation:
+    """How the nodes of a round are chosen.
+
+    Attributes
+    ----------
+    num_malicious_nodes : int
+        f, among all nodes.
+    fraction : float
+        Share of the connected nodes, in (0, 1].
+    min_train_nodes : int
+        Least number of nodes in a round.
+    min_available_nodes : int
+        Least number of nodes to choose from, more than 2f.
+    confidence : float
+        The probability that the bounds on the adversaries among nodes chosen at random
+        hold in all rounds of a run; see `risk_in_round`.
+    node_timeout : float
+        Seconds to wait for `min_available_nodes`.
+    give_up_after : float
+        Seconds after which a run ends if all rounds were skipped for want of nodes.
+    """
+
+    num_malicious_nodes: int
+    fraction: float
+    min_train_nodes: int
+    min_available_nodes: int
+    confidence: float
+    node_timeout: float
+    give_up_after: float
+    _last_cohort: float = field(default_factory=time.monotonic, init=False)
+
+    def __post_init__(self) -> None:
+        f = self.num_malicious_nodes
+        if f < 0:
+            raise ValueError(f"num_malicious_nodes={f} must be at least 0")
+        if not 0.0 < self.fraction <= 1.0:
+            raise ValueError(f"fraction_train={self.fraction} must lie in (0, 1]")
+        if self.min_available_nodes <= 2 * f:
+            raise ValueError(
+                f"min_available_nodes={self.min_available_nodes} must exceed 2f for "
+                f"num_malicious_nodes={f}: no rule withstands f of 2f nodes; raise it "
+                "to at least 2f + 1, or lower f"
+            )
+        if not 0.0 < self.confidence < 1.0:
+            raise ValueError(f"confidence={self.confidence} must lie in (0, 1)")
+        if not self.node_timeout >= 0.0:
+            raise ValueError(f"node_timeout={self.node_timeout} must be at least 0")
+        if not self.give_up_after >= 0.0:
+            raise ValueError(f"give_up_after={self.give_up_after} must be at least 0")
+
+    def gather(
+        self,
+        grid: Grid,
+        rng: Callable[[], np.random.Generator],
+        before: Mapping[str, object],
+        number: int,
+        num_rounds: int | None,
+        first: bool,
+    ) -> Cohort:
+        """Wait for nodes and choose those of a round, with `rng` where it must.
+
+        Where no step can come of the round, because too few nodes are left that can be
+        counted on, or half of the chosen ones or more may be adversarial, only nodes
+        that failed before are asked: a round must not cost the others anything then,
+        and nodes that leave must not be able to end a run.
+
+        Parameters
+        ----------
+        grid : Grid
+        rng : callable
+            Returns the generator of the draw.
+        before : mapping
+            The metrics of the round before, which say which nodes failed so far.
+        number : int
+            t, the number of the round, from 1 on.
+        num_rounds : int or None
+            T; None where nobody knows it.
+        first : bool
+            Whether it is the first round since the run was started or resumed.
+
+        Raises
+        ------
+        TimeoutError
+            If too few nodes are there after `node_timeout` seconds, in the first round,
+            or have been for `give_up_after` seconds.
+        ValueError
+            If half of the nodes of the first round or more may be adversarial.
+        """
+        least = max(self.min_available_nodes, self.min_train_nodes)
+        try:
+            nodes = wait_for_nodes(grid, least, self.node_timeout)
+        except TimeoutError as error:
+            if first:
+                raise
+            cohort = self._probe([], str(error))
+        else:
+            usable, returning = nodes, nodes[:0]
+            if FAILING_NODES in before:
+                attendance = Attendance.from_metrics(before)
+                usable, returning = attendance.split(nodes, None if first else number)
+            try:
+                cohort = self._choose(
+                    usable, returning, len(nodes), rng, number, num_rounds
+                )
+            except ValueError as error:
+                if first:
+                    raise
+                cohort = self._probe(returning, str(error))
+        if cohort.complete:
+            self._last_cohort = time.monotonic()
+        elif time.monotonic() - self._last_cohort > self.give_up_after:
+            raise TimeoutError(
+                f"too few nodes have been connected and answering for give_up_after="
+                f"{self.give_up_after:g} seconds; start SuperNodes, see why nodes "
+                "fail, and resume from the checkpoint"
+            )
+        log(INFO, "configure_train: %s", cohort)
+        return cohort
+
+    def _choose(
+        self,
+        usable: list[int],
+        returning: list[int],
+        connected: int,
+        rng: Callable[[], np.random.Generator],
+        number: int,
+        num_rounds: int | None,
+    ) -> Cohort:
+        """Choose among the nodes that answer and those that may answer again."""
+        f = self.num_malicious_nodes
+        if len(usable) <= 2 * f:
+            return self._probe(
+                returning,
+                f"{len(usable)} connected nodes answered when they were last asked, "
+                f"and more than 2f = {2 * f} are needed",
+            )
+        nodes = sorted([*usable, *returning])
+        size = max(int(connected * self.fraction), self.min_train_nodes)
+        if size >= len(nodes):
+            return Cohort(nodes, f, 1.0)
+        risk = risk_in_round(1 - Fraction(self.confidence), number, num_rounds)
+        bound = malicious_bound(len(nodes), f, size, 1 - risk)
+        if 2 * bound >= size:
+            rounds = "an open number of" if num_rounds is None else num_rounds
+            raise ValueError(
+                f"fraction_train={self.fraction} chooses {size} of {len(nodes)} nodes; "
+                f"with num_malicious_nodes={f} up to {bound} of them may be "
+                f"adversarial in some round (confidence {self.confidence:g} over "
+                f"{rounds} rounds), and a rule needs a majority of honest ones: raise "
+                "fraction_train or min_train_nodes, or lower num_malicious_nodes or "
+                "participation_confidence"
+            )
+        chosen = rng().choice(len(nodes), size, replace=False)
+        drawn = sorted(nodes[i] for i in chosen)
+        back = sorted({*drawn}.intersection(returning))
+        if size - len(back) <= 2 * bound:
+            return self._probe(
+                back, f"{len(back)} of {size} drawn nodes failed when last asked"
+            )
+        return Cohort(drawn, bound, self.confidence)
+
+    def _probe(self, nodes: list[int], problem: str) -> Cohort:
+        """Ask nodes that failed alone, and spare the others a round without a step."""
+        log(WARNING, "No step can come of this round: %s", problem)
+        return Cohort(nodes, self.num_malicious_nodes, 1.0, complete=False)
+
+
+def wait_for_nodes(grid: Grid, least: int, timeout: float) -> list[int]:
+    """Return the ids of all nodes, sorted, once there are `least` of them."""
+    deadline = time.monotonic() + timeout
+    seen = -1
+    while len(nodes := sorted(grid.get_node_ids())) < least:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(
+                f"{len(nodes)} nodes are connected after node_timeout={timeout:g} "
+                f"seconds, and min_available_nodes={least} are needed; start more "
+                "SuperNodes, or wait longer"
+            )
+        if len(nodes) != seen:
+            seen = len(nodes)
+            log(INFO, "Waiting for nodes: %d connected, %d needed", seen, least)
+        time.sleep(min(_POLL_SECONDS, left))
+    return nodes
+
+
+def risk_in_round(risk: Fraction, number: int, num_rounds: int | None) -> Fraction:
+    """Return the part of a run's risk that one of its rounds may take.
+
+    The parts of all rounds sum to at most the whole, so by the union bound a statement
+    that fails with at most this probability in each round, whatever happened before,
+    fails in any round of the run with at most probability `risk`.
+
+    Parameters
+    ----------
+    risk : Fraction
+        1 - confidence, of the run.
+    number : int
+        t, the number of the round, from 1 on.
+    num_rounds : int or None
+        T. The part is risk / T; where T is not known it is risk / (t (t + 1)), and
+        these sum to the risk over all t.
+    """
+    return risk / (number * (number + 1) if num_rounds is None else num_rounds)
+
+
+def malicious_bound(
+    num_nodes: int, num_malicious: int, chosen: int, confidence: float | Fraction
+) -> int:
+    """Bound the adversaries among nodes that are chosen at random.
+
+    Returns
+    -------
+    int
+        The smallest k with P(X <= k) >= confidence, where X, the adversaries among
+        `chosen` of `num_nodes` without replacement, is hypergeometric.
+    """
+    tail = math.comb(num_nodes, chosen)
+    # Exact, so that neither a tail of 1e-12 nor a large number of nodes is lost.
+    allowed = (1 - Fraction(confidence)) * tail
+    for k in range(min(num_malicious, chosen) + 1):
+        rest = num_nodes - num_malicious
+        tail -= math.comb(num_malicious, k) * math.comb(rest, chosen - k)
+        if tail <= allowed:
+            return k
+    return min(num_malicious, chosen)
+
+
+def warn_of_strangers(grid: Grid, f: int, authenticated: bool) -> None:
+    """Warn, once and loudly, if strangers may be among the nodes.
+
+    A strategy sees one half of it: authentication needs TLS, so a SuperLink without TLS
+    has none. For the other half there is only the user's word. Simulated nodes are no
+    strangers; whatever Grid is not known to simulate its nodes is taken for a network.
+
+    Parameters
+    ----------
+    grid : Grid
+        What the run's messages go through.
+    f : int
+        The bound on the adversaries, above 0.
+    authenticated : bool
+        The user's word that the SuperLink admits registered nodes only.
+    """
+    if is_simulated(grid):
+        return
+    if lacks_tls(innermost(grid)):
+        log(
+            WARNING,
+            "ANYONE CAN JOIN: the SuperLink has no TLS and so no authentication, one "
+            "machine can be any number of nodes, and num_malicious_nodes=%d means "
+            "nothing; %s",
+            f,
+            _REMEDY,
+        )
+    elif not authenticated:
+        log(
+            WARNING,
+            "CAN ANYONE JOIN? A strategy cannot see it, and num_malicious_nodes=%d "
+            "means nothing if the SuperLink admits nodes without registered keys: %s, "
+            "then say so with authenticated_nodes=True",
+            f,
+            _REMEDY,
+        )

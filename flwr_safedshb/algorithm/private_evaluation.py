@@ -1,0 +1,328 @@
+"""Conclude from noisy counts of n nodes, of which f may lie, how good a model is.
+
+Every node reports sums over its own examples, with noise of a stated deviation. Every
+node counts once, however many examples it claims to have: the server makes of n figures
+
+- their median, and their mean without the f largest and the f smallest;
+- an interval for the **median over the honest nodes** of their true figures, which
+  holds with probability 95 % whatever f nodes say.
+
+Proof of the interval. For each node take b - z s and b + z s, where b is its figure, s
+its stated deviation, and z such that the true figures of all h = n - f honest nodes lie
+between theirs with that probability (Bonferroni). The k-th smallest of the honest
+figures is then at least the k-th smallest of all lower ends, because ends that are
+added can only lower it, and at most the (k + f)-th smallest of all upper ends. A lie
+about s is a lie like any other.  QED
+
+**For f >= n/3 liars alone can take either end to its limit** (0 or 1 for an accuracy),
+and no interval that always holds can prevent it: f of h <= 2f honest figures can be the
+lower or the upper half, which a median lies between, and f liars can look like these.
+The metrics say so (`ends-open-to-liars`). For f < n/3 both ends lie between those of
+honest nodes.
+
+**It says nothing of the pooled accuracy**, the share of right answers among the
+examples of all honest nodes, which is another number where sizes and figures differ. No
+useful interval for that follows from the replies: a node claims its own number of
+examples, and one liar who claims a billion of them would be the pool.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from logging import INFO, WARNING
+from statistics import NormalDist
+from typing import cast
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, MetricRecord
+from flwr.common import log
+from numpy.typing import NDArray
+
+from flwr_safedshb.algorithm import evaluation_names as names
+from flwr_safedshb.algorithm.wire import MARK
+from flwr_safedshb.flower.compat import answers
+
+Floats = NDArray[np.float64]
+Metrics = dict[str, int | float | list[int] | list[float]]
+
+CONFIDENCE = 0.95
+_INNOCENT = ("missing", "error")
+_MAX_CLASSES = 10_000
+
+
+@dataclass(frozen=True)
+class PrivateEvaluations:
+    """When nodes are asked what the model is worth, and how.
+
+    Attributes
+    ----------
+    every : int
+        Rounds from one to the next; the last model is always evaluated.
+    max_loss : float
+        The greatest loss that counts; noise in the mean loss is in proportion.
+    per_class : bool
+    """
+
+    every: int
+    max_loss: float = 4.0
+    per_class: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.every, bool) or not isinstance(self.every, int):
+            raise ValueError(f"evaluate_every={self.every!r} must be a whole number")
+        if self.every < 1:
+            raise ValueError(
+                f"evaluate_every={self.every} must be at least 1; leave it out to "
+                "evaluate never"
+            )
+        low, high = names.MIN_MAX_LOSS, names.MAX_MAX_LOSS
+        if not low <= self.max_loss <= high:
+            raise ValueError(
+                f"evaluate_max_loss={self.max_loss} must lie in [{low:g}, {high:g}]"
+            )
+
+    def is_due(self, number: int, last: int) -> bool:
+        """Say whether nodes are asked after a round."""
+        return number % self.every == 0 or number == last
+
+    def config(self, number: int, session: str) -> ConfigRecord:
+        """Return what nodes are asked after a round."""
+        return ConfigRecord(
+            {
+                names.PRIVATE: number,
+                names.MAX_LOSS: float(self.max_loss),
+                names.PER_CLASS: self.per_class,
+                "session": session,
+            }
+        )
+
+
+def private_evaluations(
+    every: int | None, max_loss: float, per_class: bool, fraction: float
+) -> PrivateEvaluations | None:
+    """Return what the arguments of a strategy ask for, if it is anything."""
+    if every is None:
+        return None
+    if fraction > 0.0:
+        raise ValueError(
+            f"evaluate_every={every} and fraction_evaluate={fraction} are two ways to "
+            "evaluate, and only the first is private; leave one of them out"
+        )
+    return PrivateEvaluations(every, max_loss, per_class)
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What a node says of itself: sums over its examples, and of each class (3, k)."""
+
+    num_examples: float
+    noise_std: float
+    sums: Floats
+    classes: Floats | None
+
+
+def concluded(
+    asked: PrivateEvaluations,
+    sent: Sequence[Message],
+    num_malicious: int,
+    replies: Iterable[Message],
+) -> Metrics | None:
+    """Return the metrics of an evaluation; None if too few nodes answered.
+
+    Screening is as for training: only a reply excluded for its content lowers f, and no
+    reply makes this raise.
+    """
+    reported, excluded = _screened(asked, sent, replies)
+    proven = sum(n for reason, n in excluded.items() if reason not in _INNOCENT)
+    f = max(num_malicious - proven, 0)
+    if len(reported) <= 2 * f:
+        log(
+            WARNING,
+            "Evaluation left out: %d nodes answered, and up to %d of them may lie",
+            len(reported),
+            f,
+        )
+        return None
+    z = _z(len(reported) - f)
+    found: Metrics = {
+        "replies": len(reported),
+        "excluded": excluded.total(),
+        "num-malicious-nodes": f,
+        "confidence": CONFIDENCE,
+        "ends-open-to-liars": int(f > 0 and 3 * f >= len(reported)),
+    }
+    for i, (name, scale) in enumerate((("accuracy", 1.0), ("loss", asked.max_loss))):
+        bounds = scale * np.array([_share(one, i, z) for one in reported])
+        found |= {f"median-node-{name}{k}": v for k, v in _median(bounds, f).items()}
+        kept = np.sort(bounds[:, 1])[f : len(bounds) - f]
+        found[f"trimmed-mean-node-{name}"] = float(kept.mean())
+        found[f"node-{name}-deviation"] = float(kept.std(ddof=min(1, len(kept) - 1)))
+    if asked.per_class:
+        found |= _by_class(reported, f)
+    log(INFO, "\t> %s", _in_words(found))
+    return found
+
+
+def _in_words(found: Metrics) -> str:
+    """Say what the nodes' median accuracy is, and where the honest nodes' may lie."""
+    name = "median-node-accuracy"
+    low, high = (cast(float, found[name + end]) for end in ("-low", "-high"))
+    opened = bool(found["ends-open-to-liars"])
+    interval = interval_in_words(low, high, opened)
+    text = (
+        f"The median accuracy that nodes report is {found[name]:.3f}; the honest "
+        f"nodes' median is {interval} with probability {CONFIDENCE:.0%}, each node "
+        "counting once"
+    )
+    if opened:
+        text += "; f >= n/3, so liars alone can take either end to 0 or 1"
+    return text
+
+
+def interval_in_words(low: float, high: float, open_to_liars: bool) -> str:
+    """Write an interval of accuracies, without the ends that liars may have taken away.
+
+    Parameters
+    ----------
+    low, high : float
+    open_to_liars : bool
+        Whether f >= n/3, so that an end at 0 or 1 may be the liars' own.
+    """
+    if not open_to_liars or (low > 0.0 and high < 1.0):
+        return f"{low:.2f}-{high:.2f}"
+    if low > 0.0:
+        return f"at least {low:.2f}"
+    return f"at most {high:.2f}" if high < 1.0 else "anywhere"
+
+
+def _z(honest: int) -> float:
+    """Return z for which all honest figures lie within z deviations, at 95 %."""
+    return NormalDist().inv_cdf(1.0 - (1.0 - CONFIDENCE) / (2 * honest))
+
+
+def _share(one: Reported, which: int, z: float) -> Floats:
+    """Return where a node's mean may lie, and its figure between, in [0, 1]."""
+    figure = one.sums[which] / one.num_examples
+    reach = z * one.noise_std / one.num_examples
+    ends: Floats = np.array([figure - reach, figure, figure + reach])
+    return ends.clip(0.0, 1.0)
+
+
+def _median(bounds: Floats, f: int) -> dict[str, float]:
+    """Return the median over n nodes, of which f may lie, and its interval.
+
+    Parameters
+    ----------
+    bounds : ndarray of shape (n, 3)
+        Lower ends, figures, upper ends.
+    """
+    low, figure, high = np.sort(bounds, axis=0).T
+    honest = len(figure) - f
+    return {
+        "": float(np.median(figure)),
+        "-low": float(low[(honest + 1) // 2 - 1]),
+        "-high": float(high[honest // 2 + f]),
+    }
+
+
+def _by_class(reported: Sequence[Reported], f: int) -> Metrics:
+    """Return accuracies by class; a class has the size that most nodes report.
+
+    Of a ratio of two noisy sums the ends are ratios of their ends: both lie within with
+    the probability that is needed if each has half of what may go wrong.
+    """
+    classes = [one.classes for one in reported if one.classes is not None]
+    sizes = Counter(each.shape[1] for each in classes)
+    size, votes = sizes.most_common(1)[0]
+    if votes <= 2 * f:
+        return {}
+    z = _z(2 * (votes - f))
+    reaches = [z * one.noise_std for one in reported]
+    some = [p for p in zip(classes, reaches, strict=True) if p[0].shape[1] == size]
+    rows: dict[str, list[float]] = {"": [], "-low": [], "-high": []}
+    for k in range(size):
+        bounds = np.array([_ratio(c[0, k], c[1, k], reach) for c, reach in some])
+        figures = _median(bounds, f)
+        for suffix, column in rows.items():
+            column.append(figures[suffix])
+    return {
+        f"median-node-class-accuracy{suffix}": column for suffix, column in rows.items()
+    }
+
+
+def _ratio(count: float, correct: float, reach: float) -> tuple[float, float, float]:
+    # The noise of half the count is in the right answers, too.
+    wider = math.sqrt(1.25) * reach
+    most, least = max(count + reach, 1.0), max(count - reach, 0.0)
+    low = min(max((correct - wider) / most, 0.0), 1.0)
+    high = min(max((correct + wider) / least, 0.0), 1.0) if least > 0.0 else 1.0
+    figure = correct / count if count > 0.0 else 0.5
+    return low, min(max(figure, low), high), high
+
+
+def _screened(
+    asked: PrivateEvaluations, sent: Sequence[Message], replies: Iterable[Message]
+) -> tuple[list[Reported], Counter[str]]:
+    """Return what nodes report, each once, and how many replies are excluded."""
+    waiting = {m.metadata.message_id: m.metadata.dst_node_id for m in sent}
+    reported: list[Reported] = []
+    excluded: Counter[str] = Counter()
+    for reply in replies:
+        name = reply.metadata.reply_to_message_id
+        node = waiting.get(name)
+        if node is None or not answers(reply, name, node):
+            continue
+        del waiting[name]
+        try:
+            result = _read(reply, asked.per_class)
+        except Exception:  # whatever a reply may hold, it is the client's fault alone
+            result = "malformed"
+        if isinstance(result, Reported):
+            reported.append(result)
+        else:
+            excluded[result] += 1
+            log(INFO, "\t> Node %d is excluded from the evaluation: %s", node, result)
+    if waiting:
+        excluded["missing"] = len(waiting)
+    return reported, excluded
+
+
+def _read(reply: Message, per_class: bool) -> Reported | str:
+    """Return what a reply says, or why it is excluded."""
+    if reply.has_error():
+        return "error"
+    records = list(reply.content.values())
+    if len(records) != 1 or not isinstance(records[0], MetricRecord):
+        return "extra-record"
+    record: Mapping[str, object] = records[0]
+    expected = {names.NUM_EXAMPLES, names.NOISE_STD, *names.SUMS, MARK}
+    if set(record) != expected | (set(names.CLASS_SUMS) if per_class else set()):
+        return "wrong-keys"
+    numbers = [_number(record[name]) for name in (names.NUM_EXAMPLES, names.NOISE_STD)]
+    sums = np.array([_number(record[name]) for name in names.SUMS])
+    classes = _columns(record) if per_class else None
+    values = [*numbers, *sums, *(() if classes is None else classes.ravel())]
+    if not np.isfinite(values).all():
+        return "not-finite"
+    if numbers[0] < 1.0 or numbers[1] < 0.0:
+        return "malformed"
+    return Reported(numbers[0], numbers[1], sums, classes)
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("no number")
+    return float(value)
+
+
+def _columns(record: Mapping[str, object]) -> Floats:
+    columns = [record[name] for name in names.CLASS_SUMS]
+    if not all(isinstance(c, list) and 2 <= len(c) <= _MAX_CLASSES for c in columns):
+        raise ValueError("no list of classes")
+    found = np.array(columns, np.float64)
+    if found.ndim != 2:
+        raise ValueError("lists of several sizes")
+    return found

@@ -1,0 +1,83 @@
+"""How far a run of the server has come."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from flwr.app import ArrayRecord, MetricRecord
+
+from flwr_safedshb.algorithm.settings import Settings
+
+History = dict[int, MetricRecord]
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+@dataclass
+class Progress:
+    """A run of the server after `step` steps.
+
+    Attributes
+    ----------
+    session : str
+        Names the run to the clients, who keep their momentum under it.
+    seed : int
+        From which the server's random choices follow.
+    num_rounds : int
+        T.
+    step : int
+        Steps done (t).
+    arrays : ArrayRecord
+        theta_t.
+    kept : ArrayRecord or None
+        The iterate to return, once it has come, for ``output="uniform"``; for
+        ``"average"`` the mean so far, in float64.
+    train, evaluate_clientapp, evaluate_serverapp : dict of round to MetricRecord
+        Metrics of the rounds so far.
+    settings : dict of str to JSON values
+        What made the run.
+    """
+
+    session: str
+    seed: int
+    num_rounds: int
+    step: int
+    arrays: ArrayRecord
+    kept: ArrayRecord | None = None
+    train: History = field(default_factory=dict)
+    evaluate_clientapp: History = field(default_factory=dict)
+    evaluate_serverapp: History = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
+
+    @classmethod
+    def fresh(
+        cls, seed: int, num_rounds: int, arrays: ArrayRecord, settings: Settings
+    ) -> Progress:
+        """Return the progress of a run that has not begun."""
+        session = secrets.token_hex(8)
+        return cls(session, seed, num_rounds, 0, arrays, settings=settings)
+
+    @property
+    def skipped_rounds(self) -> list[int]:
+        """The rounds so far that took no step."""
+        return [number for number, found in self.train.items() if found.get("skipped")]
+
+    def evaluating(self, evaluate_fn: EvaluateFn, offset: int) -> EvaluateFn:
+        """Return the function with round numbers that go on, and results that stay."""
+
+        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            number = server_round + offset
+            if number not in self.evaluate_serverapp:
+                metrics = evaluate_fn(number, arrays)
+                if metrics is None:
+                    return None
+                if not isinstance(metrics, MetricRecord | dict):
+                    raise TypeError(
+                        f"evaluate_fn returns a {type(metrics).__name__}; return a "
+                        "MetricRecord, as in MetricRecord({'accuracy': 0.9})"
+                    )
+                self.evaluate_serverapp[number] = MetricRecord({**metrics})
+            return self.evaluate_serverapp[number]
+
+        return evaluate

@@ -1,0 +1,243 @@
+"""What a reply is worth before it is aggregated: its layers, or why it is excluded.
+
+Each reply is looked at alone, and nothing in it is taken at its word: the
+decoded values are checked, not the shape and dtype that are declared beside them; sizes
+are compared with the model's before anything is decoded; nothing is ever unpickled.
+Weights and metrics that a client reports are not read. No reply makes this raise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from logging import INFO, WARNING
+from typing import Literal
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common import log
+from numpy.typing import NDArray
+
+from flwr_safedshb.algorithm.wire import MARK, MisfitError, Template
+from flwr_safedshb.flower.compat import Record, answers
+
+Reason = Literal[
+    "missing",
+    "error",
+    "malformed",
+    "no-arrays",
+    "extra-record",
+    "wrong-keys",
+    "too-large",
+    "wrong-dtype",
+    "wrong-shape",
+    "not-finite",
+    "unmarked",
+    "too-long",
+]
+
+# Honest clients can be slow or fail; everything else they never send.
+INNOCENT: frozenset[Reason] = frozenset({"missing", "error"})
+
+DTYPE = np.dtype("<f4")
+# What a Flower client sends beside its arrays: a Message-API client its number of
+# examples, a NumPyClient that, its metrics and its status.
+_MAX_METRIC_RECORDS = 1
+_MAX_CONFIG_RECORDS = 2
+# What a NumPyClient lacks in messages for clients of the Message API.
+_OLDER = "; put it into client_app(client_fn), or use ClassicStrategy"
+# Characters of a node's own words in the log.
+_MAX_WORDS = 300
+
+
+class ForeignClientsError(RuntimeError):
+    """Most clients of a run send something else than momentums."""
+
+    def __init__(self, count: int, num_malicious: int) -> None:
+        super().__init__(
+            f"{count} replies are no momentums of a SafeDSHBClient, and at most "
+            f"{num_malicious} can be of adversaries; trained weights, say, must not be "
+            "taken for momentums. Use SafeDSHBClient on the nodes, or say "
+            "foreign_clients=True if your own clients send momentums, too"
+        )
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """A reply that is not aggregated."""
+
+    reason: Reason
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether only an adversary sends such a reply."""
+        return self.reason not in INNOCENT
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A reply that is aggregated.
+
+    Attributes
+    ----------
+    layers : list of float32 arrays
+        Finite, in the shapes and the order of the model's.
+    encoded : tuple of bytes
+        The same as they were sent: an order of replies that depends on nothing else.
+    records : list of records
+        All of the reply, of which nothing but the arrays is checked.
+    """
+
+    layers: list[NDArray[np.float32]]
+    encoded: tuple[bytes, ...]
+    records: list[Record]
+
+
+@dataclass(frozen=True)
+class Screened:
+    """Replies that passed, with their nodes, and how many did not, by reason.
+
+    Attributes
+    ----------
+    proven : int
+        How many were such as only an adversary sends.
+    failed : set of int
+        The nodes that sent nothing, or an error.
+    """
+
+    accepted: list[tuple[int, Accepted]]
+    excluded: Counter[Reason]
+    proven: int
+    ignored: int
+    failed: set[int]
+
+
+def screen_all(
+    template: Template,
+    sent: Mapping[str, int],
+    replies: Iterable[Message],
+    foreign: bool = False,
+    norm_bound: float = math.inf,
+) -> Screened:
+    """Screen the replies to messages whose ids and nodes are `sent`.
+
+    Those of a client that is not ours pass only if `foreign` clients are expected, and
+    those longer than `norm_bound`, which no honest reply is, never.
+
+    What passes is ordered by content: node ids and the order of arrival are accidents
+    of an engine, and rounding in a sum depends on its order.
+    """
+    waiting = dict(sent)
+    accepted: list[tuple[int, Accepted]] = []
+    excluded: Counter[Reason] = Counter()
+    ignored = 0
+    failed: set[int] = set()
+    for reply in replies:
+        name = reply.metadata.reply_to_message_id
+        node = waiting.get(name)
+        if node is None or not answers(reply, name, node):
+            log(WARNING, "\t> A message that answers nothing of this round: ignored")
+            ignored += 1
+            continue
+        del waiting[name]
+        result = screen(template, reply, foreign, norm_bound)
+        if isinstance(result, Accepted):
+            accepted.append((node, result))
+            continue
+        excluded[result.reason] += 1
+        if not result.is_proof:
+            failed.add(node)
+        log(INFO, "\t> Node %d is excluded: %s%s", node, result.reason, _told(reply))
+    if waiting:
+        excluded["missing"] = len(waiting)
+        failed.update(waiting.values())
+        log(INFO, "\t> No reply from %s", ", ".join(map(str, waiting.values())))
+    accepted.sort(key=lambda pair: pair[1].encoded)
+    proven = sum(n for reason, n in excluded.items() if Excluded(reason).is_proof)
+    return Screened(accepted, excluded, proven, ignored, failed)
+
+
+def refuse_total_failure(metrics: Mapping[str, object], num_malicious: int) -> None:
+    """End a run in whose first round no node could do its part.
+
+    Raises
+    ------
+    RuntimeError
+        If replies came, more than adversaries could have sent, and none could be used.
+    """
+    reasons = {
+        name.removeprefix("excluded-"): count
+        for name, count in metrics.items()
+        if name.startswith("excluded-") and name != "excluded-missing"
+    }
+    failed = sum(count for count in reasons.values() if isinstance(count, int))
+    if not metrics["replies"] and failed > num_malicious:
+        told = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+        raise RuntimeError(
+            f"no node could take the first step ({told}), so nothing was trained; what "
+            "they said is in the log above, and the rest in the logs of the nodes"
+        )
+
+
+def screen(
+    template: Template,
+    reply: Message,
+    foreign: bool = False,
+    norm_bound: float = math.inf,
+) -> Accepted | Excluded:
+    """Return the layers of a reply, or the reason why it is excluded."""
+    try:
+        return _screened(template, reply, foreign, norm_bound)
+    except Exception:  # whatever a reply may hold, it is the client's fault alone
+        return Excluded("malformed")
+
+
+def _screened(
+    template: Template, reply: Message, foreign: bool, norm_bound: float
+) -> Accepted | Excluded:
+    if reply.has_error():
+        return Excluded("error")
+    records = list(reply.content.values())
+    arrays = [record for record in records if isinstance(record, ArrayRecord)]
+    if not arrays:
+        return Excluded("no-arrays")
+    if (
+        len(arrays) > 1
+        or _count(records, MetricRecord) > _MAX_METRIC_RECORDS
+        or _count(records, ConfigRecord) > _MAX_CONFIG_RECORDS
+    ):
+        return Excluded("extra-record")
+    try:
+        found, encoded = template.fitted(arrays[0], DTYPE)
+    except MisfitError as error:
+        return Excluded(error.reason)
+    layers = [layer.view(np.float32) for layer in found]
+    if not all(np.isfinite(layer).all() for layer in layers):
+        return Excluded("not-finite")
+    if not foreign and not any(MARK in record for record in records):
+        return Excluded("unmarked")
+    if norm_bound < math.inf and norm(layers) > norm_bound:
+        return Excluded("too-long")
+    return Accepted(layers, encoded, records)
+
+
+def norm(layers: Iterable[NDArray[np.floating]]) -> float:
+    """Return the L2 norm of all layers as one vector, computed in float64."""
+    return math.hypot(*(np.linalg.norm(x.astype(np.float64)) for x in layers))
+
+
+def _count(records: Sequence[object], kind: type) -> int:
+    return sum(isinstance(record, kind) for record in records)
+
+
+def _told(reply: Message) -> str:
+    """Return the words of a node that refuses or fails, fit for one line of a log."""
+    words = getattr(reply.error, "reason", "") if reply.has_error() else ""
+    if not isinstance(words, str) or not words:
+        return ""
+    # The node may be hostile, and a terminal obeys some characters.
+    plain = "".join(c if c.isprintable() else " " for c in words[:_MAX_WORDS])
+    cure = _OLDER if "'fitins." in plain else ""
+    return f": {plain}{'...' if len(words) > _MAX_WORDS else ''}{cure}"

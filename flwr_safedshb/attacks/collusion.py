@@ -1,0 +1,299 @@
+"""Attacks by colluders who search where to stand, which way to push, and how far.
+
+The paper's attacks start from the honest mean. That wastes room: a set of one honest
+vector and f copies of it, all shifted by c, has the covariance of two points, with its
+top eigenvalue c^2 f/(f+1)^2. So colluders who gather around ONE honest client can go
+much farther before a rule sees them as more spread than the honest ones.
+
+No proven bound is broken by that. (f, kappa)-robustness allows an error of
+sqrt(kappa lambda_max), and where that exceeds the gradient, adversaries can stop the
+training: these attacks find out.
+
+What honest clients send are momentums, averages over many steps, that lag behind the
+gradient. Colluders who hold examples of their own know better: `gradient` is theirs at
+the model of the step, and what an aggregate does to their loss is, to first order, its
+inner product with that.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_safedshb.aggregation.rule import FloatArray
+from flwr_safedshb.attacks.base import Aggregate, Attack
+from flwr_safedshb.attacks.candidates import (
+    check_finite,
+    check_grid,
+    harms,
+    worst,
+)
+from flwr_safedshb.attacks.line_search import (
+    DIRECTIONS,
+    Direction,
+    Rays,
+    directions,
+    farthest,
+    radius,
+    rays_from,
+)
+
+# How far the colluders go, in units of the honest vectors' root mean squared distance
+# from their mean: four values a decade, and 0, which copies the client alone.
+SCALES = (0.0, *(float(scale) for scale in np.geomspace(0.1, 10.0, 9)))
+# A rule gives way in proportion to the scale until it rejects the colluders, so the
+# last step before that decides: the best few rays are searched again, this much finer.
+_REFINED, _FINER = 8, 6
+# Between two searches colluders try so much shorter and longer on the ray they hold.
+_NEAR = np.geomspace(0.5, 2.0, 7)
+
+Aim = Literal["descent", "loss", "distance"]
+
+
+@dataclass(frozen=True)
+class ColludingAttack(Attack):
+    """Send what harms most on many rays.
+
+    Parameters
+    ----------
+    scales : increasing sequence of float
+        How far along a ray is tried at first.
+    places : int
+        How many honest clients the colluders consider, those first that are farthest
+        where they want to go.
+    every : int
+        All rays are searched in the first of so many steps; in the others only the ray
+        that was best then, about the scale of the step before. Where a rule takes long,
+        as SMEA does with dozens of clients, that makes a search of a whole run
+        possible. An attack with `every` above 1 belongs to one run.
+    gradient : (d,) array, optional
+        On the adversaries' own examples, at the model of the step.
+    """
+
+    scales: Sequence[float] = SCALES
+    places: int = 8
+    every: int = 1
+    gradient: FloatArray | None = field(default=None, repr=False, compare=False)
+    # Ray and scale of each step.
+    _held: list[tuple[int, float]] = field(
+        default_factory=list, repr=False, compare=False, kw_only=True
+    )
+
+    def __post_init__(self) -> None:
+        check_grid("scales", self.scales, least=2)
+        for name in ("places", "every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+
+    def informed(self, gradient: FloatArray) -> Self:
+        """Return the attack of colluders who know a gradient."""
+        return replace(self, gradient=gradient)
+
+    @abstractmethod
+    def rays(self, honest: FloatArray, f: int) -> Rays:
+        """Return the rays to search."""
+
+    @abstractmethod
+    def along(self, honest: FloatArray) -> FloatArray | None:
+        """Return the way, (d,), that they want the aggregate to go; None: any."""
+
+    def vectors(
+        self,
+        honest: FloatArray,
+        f: int,
+        rng: np.random.Generator,
+        aggregate: Aggregate,
+    ) -> FloatArray:
+        """Return the worst vectors found, (f, d)."""
+        check_finite(honest)
+        rays, along = self.rays(honest, f), self.along(honest)
+
+        def judge(some: NDArray[np.intp], scales: FloatArray) -> FloatArray:
+            sent = rays.at(some, scales)
+            return harms(honest, sent, f, aggregate, along).reshape(scales.shape)
+
+        if len(self._held) % self.every:
+            ray, scale = self._held[-1]
+            some, scales = np.array([ray]), scale * _NEAR[None]
+            tried = [(some, scales, judge(some, scales))]
+        else:
+            tried = self._search(len(rays.starts), judge)
+        harm = np.concatenate([it.reshape(-1) for _, _, it in tried])
+        ways = [np.repeat(some, scales.shape[1]) for some, scales, _ in tried]
+        found = worst(honest, harm)
+        chosen = np.concatenate(ways)[found]
+        scale = np.concatenate([it.reshape(-1) for _, it, _ in tried])[found]
+        self._held.append((int(chosen), float(scale)))
+        sent = rays.at(np.array([chosen]), np.array([[scale]]))
+        return sent.vectors(honest.mean(axis=0), 0)
+
+    def _search(
+        self, count: int, judge: Callable[[NDArray[np.intp], FloatArray], FloatArray]
+    ) -> list[tuple[NDArray[np.intp], FloatArray, FloatArray]]:
+        """Try all rays, then the best once more; return rays, their scales, harms."""
+        every = np.arange(count)
+        grid = np.broadcast_to(self.scales, (count, len(self.scales)))
+        harm = judge(every, grid)
+        best = np.argsort(-harm.max(axis=1), kind="stable")[:_REFINED]
+        finer = self._between(harm[best].argmax(axis=1))
+        return [(every, grid, harm), (best, finer, judge(best, finer))]
+
+    def _between(self, best: NDArray[np.intp]) -> FloatArray:
+        """Return scales about those of the grid that were best, (p, 2 _FINER)."""
+        grid = np.asarray(self.scales)
+        below, above = (
+            grid[np.maximum(best - 1, 0)],
+            grid[np.minimum(best + 1, len(grid) - 1)],
+        )
+        share = np.arange(1, _FINER + 1) / (_FINER + 1)
+        down = below[:, None] + share * (grid[best] - below)[:, None]
+        up = grid[best][:, None] + share * (above - grid[best])[:, None]
+        return np.hstack((down, up))
+
+    def uphill(self, honest: FloatArray) -> FloatArray | None:
+        """Return the unit vector against the gradient, or else against the mean.
+
+        None if that is zero.
+        """
+        way = honest.mean(axis=0) if self.gradient is None else self.gradient
+        length = np.linalg.norm(way)
+        if not length:
+            return None
+        up: FloatArray = -way / length
+        return up
+
+
+@dataclass(frozen=True)
+class MimicShift(ColludingAttack):
+    """Stand where one honest client stands, and go from there.
+
+    Client, direction and scale are searched in every step.
+
+    Parameters
+    ----------
+    scales : increasing sequence of float
+        Of the shift, in units of the honest root mean squared distance.
+    places, every, gradient
+        See `ColludingAttack`.
+    directions : sequence of "mean", "gradient", "deviation", "spectrum"
+        The negated mean of the honest vectors, the negated gradient of the adversaries'
+        own examples, the standard deviations of the coordinates, the direction in which
+        honest vectors vary most; of the last two the side that leads away.
+    aim : "descent", "loss" or "distance"
+        Whether to minimise the inner product of the aggregate with the honest mean, or
+        that with the gradient, which is how much the training loss falls, or to
+        maximise the distance from the mean.
+    """
+
+    directions: Sequence[Direction] = ("mean",)
+    aim: Aim = "descent"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.directions or set(self.directions) - set(DIRECTIONS):
+            raise ValueError(
+                f"directions={self.directions} must name one or more of "
+                f"{', '.join(DIRECTIONS)}"
+            )
+        if self.aim not in ("descent", "loss", "distance"):
+            raise ValueError(f"aim={self.aim!r} must be descent, loss or distance")
+
+    def rays(self, honest: FloatArray, f: int) -> Rays:
+        """Return every client with every direction."""
+        if self.gradient is None and self.wants_gradient:
+            raise ValueError(
+                "the adversaries know no gradient: give them one as gradient=..., or "
+                "to AdversarialGrid a function that computes it"
+            )
+        up = self._way(honest)
+        shifts = directions(honest, up, self.directions)
+        return rays_from(honest, f, farthest(honest, up, self.places), shifts)
+
+    @property
+    def wants_gradient(self) -> bool:
+        """Whether a direction or the aim is made of it."""
+        return self.aim == "loss" or "gradient" in self.directions
+
+    def _way(self, honest: FloatArray) -> FloatArray:
+        """Return the way up the loss; zero where there is none."""
+        known = self if self.wants_gradient else replace(self, gradient=None)
+        up = known.uphill(honest)
+        return np.zeros(honest.shape[1]) if up is None else up
+
+    def along(self, honest: FloatArray) -> FloatArray | None:
+        """Return the way up the loss, or None."""
+        if self.aim == "distance":
+            return None
+        known = self if self.aim == "loss" else replace(self, gradient=None)
+        return known.uphill(honest)
+
+
+@dataclass(frozen=True)
+class Drift(ColludingAttack):
+    """Push the same way in every step of a run, from the mean or from a client.
+
+    What a rule lets through once, it lets through every time, and momentum and model
+    add it up.
+
+    Parameters
+    ----------
+    scales, places, every
+        As for `MimicShift`.
+    seed : int
+        Of the direction, the same in all steps.
+    """
+
+    seed: int = 0
+
+    def rays(self, honest: FloatArray, f: int) -> Rays:
+        """Return all places to stand, with the one direction."""
+        way = self.along(honest)
+        places = [None, *farthest(honest, way, self.places)]
+        return rays_from(honest, f, places, radius(honest) * way[None])
+
+    def along(self, honest: FloatArray) -> FloatArray:
+        """Return the direction of the run, (d,)."""
+        d = honest.shape[1]
+        normal: FloatArray = np.random.default_rng(self.seed).normal(size=(d,))
+        return np.asarray(normal / np.linalg.norm(normal))
+
+
+@dataclass(frozen=True)
+class Strongest(ColludingAttack):
+    """In every step the worst of all families, for the rule that is attacked.
+
+    Greedy: the worst for the step, and not the worst known for a run. At momentum 0.95
+    pulling along one target throughout does more harm.
+
+    The colluders stand at the mean or at an honest client, go any way of `MimicShift`,
+    and send equal vectors or vectors that spread as the honest ones do. On these rays
+    lie `FOE`, `SignFlip`, `Zero`, `Mimic`, `MimicShift`, and `ALIE`, `MinMax` and
+    `MinSum` where they lead away from the mean. What counts is how little the loss
+    falls: that of the adversaries' own examples, or else as the honest mean tells.
+
+    Parameters
+    ----------
+    scales, places, every, gradient
+        As for `MimicShift`.
+    """
+
+    @property
+    def wants_gradient(self) -> bool:
+        """Yes, though they do without where there is none."""
+        return True
+
+    def rays(self, honest: FloatArray, f: int) -> Rays:
+        """Return the families together."""
+        up = self.uphill(honest)
+        way = np.zeros(honest.shape[1]) if up is None else up
+        names = [n for n in DIRECTIONS if n != "gradient" or self.gradient is not None]
+        places = [None, *farthest(honest, way, self.places)]
+        shifts = directions(honest, way, names)
+        return rays_from(honest, f, places, shifts).spread(len(honest))
+
+    def along(self, honest: FloatArray) -> FloatArray | None:
+        """Return the way up the loss."""
+        return self.uphill(honest)

@@ -1,1 +1,0 @@
-"""Which arrays cross the wire, and how they are read and written on both sides."""

@@ -1,0 +1,84 @@
+"""The client of an app, made on this machine as a SuperNode would make it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from flwr.app import Context, RecordDict, UserConfig, UserConfigValue
+from flwr.clientapp import ClientApp
+
+from flwr_safedshb.client import (
+    ClientFn,
+    PrivateClientApp,
+    SafeDSHBClient,
+    private_client,
+)
+from flwr_safedshb.flower.compat import flat_config
+from flwr_safedshb.node import node_file
+
+
+def read_node_config(path: Path) -> UserConfig:
+    """Return the config of a node, as Flower hands it to clients."""
+    return node_file.read(path).config
+
+
+def read_app(folder: Path) -> tuple[str, UserConfig]:
+    """Return where the ClientApp of a Flower app is, and the defaults of its runs."""
+    path = folder / "pyproject.toml"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"there is no {path}; name the folder of a Flower app with --app, or a "
+            "client with --client module:object"
+        )
+    try:
+        app = tomllib.loads(path.read_text())["tool"]["flwr"]["app"]
+        component = str(app["components"]["clientapp"])
+    except (KeyError, TypeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"{path} names no clientapp of a Flower app") from error
+    return component, flat_config(app.get("config", {}))
+
+
+def load_client_fn(name: str, folder: Path) -> ClientFn:
+    """Return the function that makes clients, by ``module:object``.
+
+    Parameters
+    ----------
+    name : str
+        Of the function itself, or of what `client_app` made of it.
+    folder : Path
+        Where modules are looked for first.
+    """
+    module_name, _, object_name = name.partition(":")
+    if not module_name or not object_name:
+        raise ValueError(f"client={name!r} must be module:object")
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        found = getattr(importlib.import_module(module_name), object_name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"client={name!r} cannot be loaded: {error}") from error
+    if isinstance(found, PrivateClientApp):
+        return found.client_fn
+    if isinstance(found, ClientApp):
+        raise ValueError(
+            f"client={name!r} is a ClientApp that client_app did not make; name the "
+            "client_fn in it"
+        )
+    if not callable(found):
+        raise ValueError(f"client={name!r} is {type(found).__name__}, and no client_fn")
+    return cast(ClientFn, found)
+
+
+def make_client(
+    client_fn: ClientFn,
+    node_config: Mapping[str, UserConfigValue],
+    run_config: Mapping[str, UserConfigValue],
+) -> SafeDSHBClient:
+    """Make the client that a SuperNode with this config makes for a message."""
+    context = Context(0, 0, dict(node_config), RecordDict(), dict(run_config))
+    return private_client(client_fn(context))

@@ -1,0 +1,117 @@
+"""What releases cost whose plans are chosen by looking at earlier releases.
+
+Privacy loss distributions compose for plans that were fixed beforehand. If the next
+plan may depend on what was released, their composition is not a bound: a server that
+stops on a lucky loss and goes on with something costly after an unlucky one reaches
+2.214 where they say 2.0. A Renyi filter is a bound (Feldman, Zrnic, "Individual Privacy
+Accounting via a Renyi Filter", NeurIPS 2021), here of several orders at once.
+
+Proof
+-----
+Fix two neighbouring datasets. Step s is dominated by a pair (P_s, Q_s), which may
+depend on what was released before it; L is the sum of the steps' losses under P.
+
+1. For an order a = 1 + r let R_a be the sum of log E_P[e^(r L_s)] over the steps so
+   far. Each term is known before its step is taken, so e^(r L - R_a) is a
+   supermartingale that starts at 1. So is M = sum_a w_a e^(r L - R_a), for weights w_a
+   that add up to 1 and were fixed before the first step.
+2. For every x and epsilon, (1 - e^(epsilon-x))_+ <= c_a e^(r (x-epsilon)), with
+   c_a = r^r / (1+r)^(1+r).
+3. If for some order, which may depend on the history,
+
+       r epsilon >= R_a + log(c_a / w_a) + log(1/delta),
+
+   then (1 - e^(epsilon-L))_+ <= c_a e^(r (L-epsilon)) <= delta w_a e^(r L - R_a)
+   <= delta M. The expectation is at most delta, also where a run is stopped.
+
+So whoever admits only histories for which 3 holds releases with (epsilon, delta)-DP,
+and the least epsilon for which it holds is true whenever it is asked for (a ledger that
+states another while nothing has left its first block says so). It stays true
+if R_a is replaced by something larger: an example may be charged for steps of a part
+that it is not in.
+
+Where adding and removing an example are bounded apart, 3 is asked of both directions,
+and each has its own supermartingale. What is left out of a loss and numerical errors
+count as in `pld`: the first against delta, the second in R_a.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from flwr_safedshb.privacy.accounting import accountant, pld
+from flwr_safedshb.privacy.accounting.privacy_loss import ORDERS, Floats
+from flwr_safedshb.privacy.plan import ALL, PrivacyPlan
+from flwr_safedshb.privacy.samplers import Adjacency
+
+_POSITIVE: Floats = ORDERS[ORDERS > 0]
+# log c_a for each order.
+_CONSTANTS: Floats = -_POSITIVE * np.log1p(1 / _POSITIVE) - np.log1p(_POSITIVE)
+# The weight of the order that is likely to be needed.
+_LIKELY = 0.5
+
+
+@dataclass(frozen=True)
+class RenyiFilter:
+    """A filter over several orders, fixed before the first release.
+
+    Attributes
+    ----------
+    first : tuple of (PrivacyPlan, int)
+        What is released first. The weights suit a history that goes on like it.
+    delta : float
+        In [1e-12, 0.1].
+    limit : float
+        The budget that such a history fills.
+    unit : {"replace-one", "add-remove"}
+    """
+
+    first: tuple[tuple[PrivacyPlan, int], ...]
+    delta: float
+    limit: float
+    unit: Adjacency
+
+    def epsilon(self, charges: accountant.Charges) -> float:
+        """Epsilon of all charges, whoever chose them by whatever was released."""
+        return accountant.worst(self._least_epsilon, charges, self.delta, self.unit)
+
+    def _least_epsilon(self, steps: pld.Steps, delta: float) -> float:
+        """Return the least epsilon for which a history passes (3)."""
+        moments, log_delta = pld.adaptive_moments(steps, delta)
+        needed = (moments + _CONSTANTS - self.log_weights - log_delta) / _POSITIVE
+        # Not a number, or infinity, bounds nothing.
+        usable = needed[np.isfinite(needed)]
+        return max(0.0, float(usable.min(initial=math.inf)))
+
+    @cached_property
+    def log_weights(self) -> Floats:
+        """Log w for every positive order.
+
+        Half of the weight is on the order that admits the most repetitions of what is
+        released first; others have the less, the farther they are from it. Examples of
+        all parts have the same weights: parts may change later.
+        """
+        moments = self._moments_of_first()
+        room = _POSITIVE * self.limit - _CONSTANTS + math.log(_LIKELY * self.delta)
+        repetitions = np.where(moments > 0, room / moments, -math.inf)
+        best = int(np.argmax(np.nan_to_num(repetitions, nan=-math.inf)))
+        distance = np.abs(np.arange(len(_POSITIVE)) - best)
+        shares: Floats = np.where(distance == 0, 0.0, np.maximum(distance, 1.0) ** -2)
+        weights: Floats = (1.0 - _LIKELY) * shares / shares.sum()
+        weights[best] = _LIKELY
+        return np.log(weights)
+
+    def _moments_of_first(self) -> Floats:
+        kept: list[Floats] = []
+
+        def keep(steps: pld.Steps, delta: float) -> float:
+            kept.append(pld.adaptive_moments(steps, delta)[0])
+            return 0.0
+
+        whole = [(replace(plan, part=ALL), n) for plan, n in self.first]
+        accountant.worst(keep, whole, self.delta, self.unit)
+        return np.max(kept, axis=0) if kept else _POSITIVE * (_POSITIVE + 1.0)

@@ -1,0 +1,195 @@
+"""One private gradient: Alg. 1, lines 4 to 6, the only function that touches data.
+
+The client sends what this returns (through its momentum) and nothing else, and the
+audit measures this very function.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from flwr_safedshb.privacy.bad_examples import unwarned
+from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
+from flwr_safedshb.privacy.datasets import Drawn, Examples, examples_of
+from flwr_safedshb.privacy.losses import Loss
+from flwr_safedshb.privacy.plan import PrivacyPlan
+from flwr_safedshb.privacy.randomness.noise import Randomness, rounded
+
+Vector = npt.NDArray[np.float32]
+Layers = list[Vector]
+
+# Values that get their noise at a time: few, so that they stay in the cache and the
+# noise takes little memory beside the model.
+BLOCK = 2**16
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Whose examples a gradient is of, and how private it is.
+
+    Attributes
+    ----------
+    examples : Examples
+    plan : PrivacyPlan
+        ``num_examples`` must be the size of the dataset.
+    randomness : Randomness
+        Source of the batch and of the noise.
+    """
+
+    examples: Examples
+    plan: PrivacyPlan
+    randomness: Randomness
+
+
+def private_gradient(
+    gradients: ClippedGradients | tuple[nn.Module, Loss],
+    dataset: object,
+    plan: PrivacyPlan,
+    randomness: Randomness,
+    weight_decay: float = 0.0,
+    like: tuple[object, object] | None = None,
+) -> Layers:
+    """Sample a batch, clip every example's gradient, average, add noise.
+
+    See `private_vector`; a pair of model and loss is prepared here, and the dataset is
+    whatever `examples_of` takes, with `like` where it has items.
+
+    Returns
+    -------
+    list of ndarray of float32
+        One per trainable parameter, of its shape, in the order of
+        ``model.parameters()``.
+    """
+    if isinstance(gradients, tuple):
+        model, loss = gradients
+        gradients = ClippedGradients(model, loss, plan.clip_norm, plan.clipping)
+    examples = examples_of(dataset, like=like)
+    if examples.like is not None:
+        gradients.prepare(*examples.like)
+    vector = private_vector(gradients, Draw(examples, plan, randomness), weight_decay)
+    weights = gradients.trained
+    parts = torch.split(torch.from_numpy(vector), [w.numel() for w in weights])
+    pairs = zip(parts, weights, strict=True)
+    return [part.view(weight.shape).numpy() for part, weight in pairs]
+
+
+def private_vector(
+    gradients: ClippedGradients, draw: Draw, weight_decay: float = 0.0
+) -> Vector:
+    """Sample a batch, clip every example's gradient, average, add noise.
+
+    An example that cannot be read, or that the model or the loss cannot take,
+    contributes zero: whatever the examples are, there is an answer.
+
+    Parameters
+    ----------
+    gradients : ClippedGradients
+        Prepared once for many steps; its clip must be the plan's.
+    draw : Draw
+    weight_decay : float
+        lambda: adds ``weight_decay`` times the weights after the noise, which costs no
+        privacy because the weights came from the server.
+
+    Returns
+    -------
+    ndarray of float32, shape (d,)
+        g~_t = (1/b) sum Clip(g; C) + N(0, sigma_DP^2 I), all trainable parameters in a
+        row, in the order of ``model.parameters()``. The divisor is the plan's b
+        whatever the size of the batch, and an empty batch still gets its noise.
+
+    Raises
+    ------
+    UnsupportedModelError, ValueError
+        As `ClippedGradients.prepare`, or if arguments do not fit each other; nothing
+        that depends on the values of the examples.
+    """
+    batch = sampled(gradients, draw)
+    if batch is None:
+        total = torch.zeros(gradients.size)
+    else:
+        with unwarned():
+            inputs, targets, usable = batch
+            total = gradients.consume((inputs, targets), usable=usable)[0]
+    return released(gradients, total, draw, weight_decay)
+
+
+def _check(gradients: ClippedGradients, examples: Examples, plan: PrivacyPlan) -> None:
+    if gradients.clip_norm != plan.clip_norm:
+        raise ValueError(
+            f"the gradients are clipped at {gradients.clip_norm}, the plan says "
+            f"clip_norm={plan.clip_norm}; they must be equal"
+        )
+    if examples.size != plan.num_examples:
+        raise ValueError(
+            f"num_examples={plan.num_examples} must be the size of the dataset, got "
+            f"{examples.size}; make the plan for this dataset"
+        )
+
+
+def sampled(gradients: ClippedGradients, draw: Draw) -> Drawn | None:
+    """Sample a batch: its inputs, its targets, and which of them count, if any."""
+    _check(gradients, draw.examples, draw.plan)
+    if draw.randomness.private:
+        draw.examples.refuse_undeclared()
+    batch = draw.plan.sampler.draw(draw.plan, draw.randomness)
+    if draw.examples.like is None or not len(batch):
+        return None
+    return draw.examples.batch(*_placed(batch, draw))
+
+
+def _placed(
+    batch: npt.NDArray[np.int64], draw: Draw
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]:
+    """Return examples for all places of a batch, and which were drawn, if not all."""
+    # Seeded noise protects nobody, and need not pay for it.
+    private = draw.randomness.private
+    places = draw.plan.sampler.places(draw.plan) if private else len(batch)
+    count = -(-len(batch) // places) * places
+    if count == len(batch):
+        return batch, None
+    chosen, taken = np.full(count, batch[0]), np.zeros(count, bool)
+    at = draw.randomness.subset(count, len(batch))
+    chosen[at], taken[at] = batch, True
+    return chosen, taken
+
+
+def released(
+    gradients: ClippedGradients, sums: torch.Tensor, draw: Draw, weight_decay: float
+) -> Vector:
+    """Return (1/b) sums + noise, in float64 until the end (Alg. 1, line 6), and decay.
+
+    Parameters
+    ----------
+    gradients : ClippedGradients
+        Of the model that decays.
+    sums : Tensor, shape (d,)
+        Of clipped gradients; it is overwritten.
+    draw, weight_decay
+        See `private_vector`.
+    """
+    if not 0.0 <= weight_decay < math.inf:
+        raise ValueError(f"weight_decay={weight_decay} must be at least 0 and finite")
+    plan, source, total = draw.plan, draw.randomness, sums.cpu().numpy()
+    # Seeded noise protects nobody, and need not pay for it.
+    hides = source.private and plan.noise_std > 0
+    for start in range(0, len(total), BLOCK):
+        block = total[start : start + BLOCK]
+        noisy = source.gaussian(len(block), plan.noise_std)
+        noisy += block / np.float64(plan.batch_size)
+        block[:] = rounded(noisy, plan.noise_std) if hides else noisy
+    vector = total.astype(np.float32, copy=False)
+    if weight_decay:
+        vector += weight_decay * np.concatenate([_flat(w) for w in gradients.trained])
+    return vector
+
+
+def _flat(tensor: torch.Tensor) -> npt.NDArray[np.floating]:
+    # Through float32, which numpy has, unless it is wider.
+    wide = tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
+    return wide.cpu().numpy().reshape(-1)

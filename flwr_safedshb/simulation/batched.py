@@ -1,0 +1,241 @@
+"""A Grid whose private clients train as one batch: the fastest way to simulate them.
+
+Each client takes the very steps of `flwr_safedshb.algorithm.step`. Only their gradients
+are computed here: clients that were sent the same model go through it together.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from flwr.app import Context, Message, MessageType
+
+from flwr_safedshb.algorithm.errors import is_stop
+from flwr_safedshb.algorithm.step import Fitted, GradientRequest, advance
+from flwr_safedshb.algorithm.wire import Arrays, reply_with
+from flwr_safedshb.client import (
+    PrivateClientApp,
+    SafeDSHBClient,
+    content_of,
+    readable,
+)
+from flwr_safedshb.flower.compat import separate, set_id
+from flwr_safedshb.privacy.bad_examples import causes_shown, unwarned
+from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
+from flwr_safedshb.privacy.datasets import Drawn, joined, rows, spec, tensors_of
+from flwr_safedshb.privacy.private_gradient import (
+    Draw,
+    Vector,
+    private_vector,
+    released,
+    sampled,
+)
+from flwr_safedshb.simulation.in_process import InProcessGrid
+
+
+class BatchedGrid(InProcessGrid):
+    """An `InProcessGrid` that lets the clients of a round go through the model at once.
+
+    It takes the same arguments. What each node replies is what it would reply alone, up
+    to the order in which floating-point sums are rounded: the same bytes for the same
+    seed, but not those of other engines. Clients of an app that does not come from
+    `client_app` train one by one.
+    """
+
+    def answer(self, messages: list[Message]) -> list[Message]:
+        """Return the replies to messages, in their order."""
+        kinds = {message.metadata.message_type for message in messages}
+        if kinds != {MessageType.TRAIN} or not isinstance(self._app, PrivateClientApp):
+            return super().answer(messages)
+        with _uncollected():
+            return self._together(self._app, messages)
+
+    def received(
+        self, reply: Message, message_id: str, working: Context
+    ) -> tuple[Message, Context]:
+        """Return a reply, which a private app has just made and holds no longer."""
+        if not isinstance(self._app, PrivateClientApp):
+            return super().received(reply, message_id, working)
+        set_id(reply, message_id)
+        return reply, separate(working)
+
+    def _together(
+        self, app: PrivateClientApp, messages: list[Message]
+    ) -> list[Message]:
+        replies: list[Message | None] = [None] * len(messages)
+        asked: dict[int, Context] = {}
+        for i, message in enumerate(messages):
+            message_id, context = self.new_id(), self.context_of(message)
+            if context is None:
+                replies[i] = self.unavailable(message, message_id)
+            else:
+                set_id(message, message_id)
+                asked[i] = separate(context)
+        results = trained(app, [messages[i] for i in asked], list(asked.values()))
+        for (i, working), result in zip(asked.items(), results, strict=True):
+            replies[i] = self.concluded(messages[i], working, result)
+        return [reply for reply in replies if reply is not None]
+
+
+@dataclass
+class _Stepping:
+    """A client on its way through its steps, which waits for a gradient.
+
+    `result` is its reply, or what its app would have raised, once there is one.
+    """
+
+    message: Message
+    names: tuple[str, ...]
+    steps: Generator[GradientRequest, Vector, Fitted]
+    request: GradientRequest | None = None
+    result: Message | Exception | None = None
+
+    def go_on(self, found: Vector | BaseException | None) -> None:
+        """Go on with a gradient, or with why there is none, to the next or the end."""
+        try:
+            if found is None:
+                self.request = next(self.steps)
+            else:
+                self.request = advance(self.steps, found)
+        except StopIteration as done:
+            self.request = None
+            self.result = reply_with(self.message, self.names, *done.value)
+        except Exception as error:
+            self.request, self.result = None, error
+
+
+def trained(
+    app: PrivateClientApp, messages: list[Message], contexts: list[Context]
+) -> list[Message | Exception]:
+    """Answer training messages for several nodes of this process at once.
+
+    The arrays that messages share are decoded once. What one client refuses is no
+    matter to the others.
+
+    Returns
+    -------
+    list of (reply, or what the app would have raised)
+    """
+    results: list[Message | Exception | None] = [None] * len(messages)
+    going: dict[int, _Stepping] = {}
+    models: dict[tuple[object, ...], tuple[tuple[str, ...], Arrays]] = {}
+    for i, (message, context) in enumerate(zip(messages, contexts, strict=True)):
+        try:
+            record, config = content_of(message)
+            client = app.make_client(context)
+            same = (id(array.data) for array in record.values())
+            key = (client.template, *record, *same)
+            if key not in models:
+                models[key] = readable(client, record)
+            names, parameters = models[key]
+            if type(client).fit is not SafeDSHBClient.fit:
+                fitted = client.fit(parameters, config)
+                results[i] = reply_with(message, names, *fitted)
+                continue
+            going[i] = _Stepping(message, names, client.take_steps(parameters, config))
+            going[i].go_on(None)
+        except Exception as error:
+            results[i] = error
+    while waiting := [one for one in going.values() if one.request is not None]:
+        groups: dict[tuple[int, int, float], list[_Stepping]] = {}
+        for one in waiting:
+            asked = cast(GradientRequest, one.request)
+            own = asked.client
+            shared = (id(own.gradients), id(asked.weights), own.weight_decay)
+            groups.setdefault(shared, []).append(one)
+        for group in groups.values():
+            requests = [cast(GradientRequest, one.request) for one in group]
+            for one, found in zip(group, _gradients(requests), strict=True):
+                one.go_on(found)
+    finished = {i: one.result for i, one in going.items()}
+    return [
+        cast("Message | Exception", finished.get(i, result))
+        for i, result in enumerate(results)
+    ]
+
+
+def _gradients(group: list[GradientRequest]) -> list[Vector | BaseException]:
+    """Return the private gradients of a group; where that fails, of each alone."""
+    client = group[0].client
+    try:
+        group[0].load_weights()
+        draws = [request.draw for request in group]
+        # Only a simulation may say what is wrong with its examples.
+        private = any(request.client.randomness.private for request in group)
+        with causes_shown(not private):
+            return [*private_vectors(client.gradients, draws, client.weight_decay)]
+    except BaseException as error:
+        if is_stop(error):
+            raise
+        if len(group) == 1:
+            return [error]
+    return [found for request in group for found in _gradients([request])]
+
+
+def private_vectors(
+    gradients: ClippedGradients, draws: Sequence[Draw], weight_decay: float = 0.0
+) -> list[Vector]:
+    """Return the private gradient of every draw, as `private_vector` does of one.
+
+    What a client gets depends on its own draw alone, and each sum is the same up to its
+    rounding: they go through the model as one batch.
+    """
+    if len(draws) == 1:
+        return [private_vector(gradients, draws[0], weight_decay)]
+    batches = [sampled(gradients, draw) for draw in draws]
+    some = _level([batch for batch in batches if batch is not None])
+    kinds = {spec(x, y) for x, y, _ in some}
+    with unwarned():
+        if len(some) == len(draws) and len(kinds) == 1:
+            inputs = joined([x for x, _, _ in some])
+            targets = joined([y for _, y, _ in some])
+            masks = [good for _, _, good in some if good is not None]
+            usable = torch.cat(masks) if masks else None
+            sums = [*gradients.consume((inputs, targets), len(draws), usable)]
+        else:
+            nothing = torch.zeros(gradients.size)
+            sums = [
+                nothing.clone() if each is None else gradients.flat_sum(*each)
+                for each in batches
+            ]
+    pairs = zip(sums, draws, strict=True)
+    return [released(gradients, total, draw, weight_decay) for total, draw in pairs]
+
+
+def _level(batches: Sequence[Drawn]) -> list[Drawn]:
+    """Return batches of one size; a place that one lacks is filled, and counts nothing.
+
+    Poisson batches differ in size.
+    """
+    sizes = [len(tensors_of(y)[0]) for _, y, _ in batches]
+    plain = all(good is None for _, _, good in batches)
+    if plain and len({*sizes}) == 1:
+        return [*batches]
+    places = torch.arange(max(sizes, default=0))
+    levelled: list[Drawn] = []
+    for (x, y, good), size in zip(batches, sizes, strict=True):
+        index = places.clamp(max=size - 1)
+        counts = places < size if good is None else good[index] & (places < size)
+        levelled.append((rows(x, index), rows(y, index), counts))
+    return levelled
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Leave the search for cycles of garbage for later.
+
+    The records of a thousand clients are many objects without a cycle, and to look
+    through them again and again takes a third of a round.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

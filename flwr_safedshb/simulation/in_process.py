@@ -1,0 +1,233 @@
+"""A Grid whose nodes run in this process.
+
+A `flwr.serverapp.Grid` is what a ServerApp sees of the network. `InProcessGrid` answers
+its messages by calling the ClientApp here and now: no processes, no serialisation, the
+same bytes for the same seed. Every Flower strategy runs on it unchanged.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from logging import ERROR
+
+import numpy as np
+from flwr.app import Context, Error, Message, RecordDict, UserConfig
+from flwr.clientapp import ClientApp
+from flwr.common import log
+
+from flwr_safedshb.algorithm.budget import RefusedError
+from flwr_safedshb.flower.compat import (
+    SUPERLINK_NODE_ID,
+    ErrorCode,
+    Run,
+    delivered,
+    identify,
+    set_id,
+)
+from flwr_safedshb.flower.grid import SimulatedGrid
+
+NodeConfig = Callable[[int], UserConfig]
+
+
+class InProcessGrid(SimulatedGrid):
+    """Run a ClientApp on nodes that live in this process.
+
+    Each node has one Context that lasts as long as the grid. As in Flower's other
+    engines a node sees its own copy of a message, an exception in the ClientApp becomes
+    an error reply, and what it had done to its Context is undone.
+
+    Parameters
+    ----------
+    client_app : ClientApp
+    num_nodes : int
+        n. Node i has ``partition-id`` i and ``num-partitions`` n in its config; node
+        ids increase with i.
+    run_config : mapping, optional
+        ``context.run_config`` of every node.
+    seed : int
+        Decides the ids of run and nodes.
+    node_config : callable of the partition id, optional
+        Further entries of a node's config.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        num_nodes: int,
+        run_config: UserConfig | None = None,
+        seed: int = 0,
+        node_config: NodeConfig | None = None,
+    ) -> None:
+        if num_nodes < 1:
+            raise ValueError(f"num_nodes={num_nodes} must be at least 1")
+        self._app = client_app
+        run_id, *node_ids = _distinct_ids(num_nodes + 1, seed)
+        self._run = Run.create_empty(run_id)
+        self._run.override_config = dict(run_config or {})
+        self._contexts = {
+            node_id: Context(
+                run_id=run_id,
+                node_id=node_id,
+                node_config={
+                    "partition-id": partition,
+                    "num-partitions": num_nodes,
+                    **(node_config(partition) if node_config else {}),
+                },
+                state=RecordDict(),
+                run_config=dict(run_config or {}),
+            )
+            for partition, node_id in enumerate(sorted(node_ids))
+        }
+        self._replies: dict[str, Message] = {}
+        self._sent = 0
+        identify(run_id)
+
+    def server_context(self) -> Context:
+        """Return a Context to call a ServerApp with: ``app(grid, context)``."""
+        return Context(
+            run_id=self._run.run_id,
+            node_id=SUPERLINK_NODE_ID,
+            node_config={},
+            state=RecordDict(),
+            run_config=dict(self._run.override_config),
+        )
+
+    def set_run(self, run: Run) -> None:
+        """Set the run; messages and nodes take its id."""
+        self._run = run
+        for context in self._contexts.values():
+            context.run_id = run.run_id
+        identify(run.run_id)
+
+    @property
+    def run(self) -> Run:
+        """Run information."""
+        return Run(**vars(self._run))
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message; the same as the constructor of `flwr.app.Message`."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> list[int]:
+        """Return the ids of all nodes, by partition."""
+        # Grids may take turns in one process, and messages are made after this call; a
+        # daemon makes none, which asks on where a run of the older kind has failed.
+        if not threading.current_thread().daemon:
+            identify(self._run.run_id)
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Answer messages at once and keep the replies."""
+        replies = self.answer(list(messages))
+        by_id = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        self._replies.update(by_id)
+        return list(by_id)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Hand out the replies to these messages, each once."""
+        found = (self._replies.pop(message_id, None) for message_id in message_ids)
+        return [reply for reply in found if reply is not None]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Answer messages in their order; `timeout` is not needed here."""
+        return self.answer(list(messages))
+
+    def answer(self, messages: list[Message]) -> list[Message]:
+        """Return the replies to messages, in their order."""
+        return [self._answer(message) for message in messages]
+
+    def _answer(self, message: Message) -> Message:
+        message_id, context = self.new_id(), self.context_of(message)
+        if context is None:
+            return self.unavailable(message, message_id)
+        arrived, working = delivered(message, message_id, context)
+        try:
+            reply: object = self._app(arrived, working)
+        except Exception as error:
+            reply = error
+        return self.concluded(message, working, reply)
+
+    def new_id(self) -> str:
+        """Return an id for a message, as another engine's SuperLink would give it."""
+        self._sent += 1
+        return f"{self._run.run_id}-{self._sent}"
+
+    def context_of(self, message: Message) -> Context | None:
+        """Return the Context of a message's node, or None if there is no such node."""
+        return self._contexts.get(message.metadata.dst_node_id)
+
+    @staticmethod
+    def unavailable(message: Message, message_id: str) -> Message:
+        """Return the reply to a message for a node that is not there."""
+        set_id(message, message_id)
+        reason = f"there is no node {message.metadata.dst_node_id}"
+        return Message(Error(ErrorCode.NODE_UNAVAILABLE, reason), reply_to=message)
+
+    def received(
+        self, reply: Message, message_id: str, working: Context
+    ) -> tuple[Message, Context]:
+        """Return a reply as the server gets it: not the object that the app holds."""
+        return delivered(reply, message_id, working)
+
+    def concluded(self, message: Message, working: Context, result: object) -> Message:
+        """Return the reply that an app's result is, and keep the node's state.
+
+        Parameters
+        ----------
+        message : Message
+            What was asked.
+        working : Context
+            With which the app ran.
+        result : object
+            What it returned, or an Exception that it raised.
+        """
+        node_id, reply_id = working.node_id, f"{message.metadata.message_id}-reply"
+        try:
+            if isinstance(result, Exception):
+                raise result
+            answered = _checked_reply(message, result)
+            # Where other engines serialise, and fail on what is no record.
+            reply, kept = self.received(answered, reply_id, working)
+        except Exception as error:
+            # A refusal says all there is to say; the place where it was raised nothing.
+            place = None if isinstance(error, RefusedError) else error
+            told = (node_id, type(error).__name__, error)
+            log(ERROR, "node %d: the ClientApp raised %s: %s", *told, exc_info=place)
+            reason = f"{type(error)}:<'{error}'>"
+            code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+            reply = Message(Error(code, reason), reply_to=message)
+            set_id(reply, reply_id)
+        else:
+            self._contexts[node_id].state = kept.state
+        return reply
+
+
+def _checked_reply(message: Message, reply: object) -> Message:
+    if not isinstance(reply, Message):
+        raise TypeError(f"a ClientApp returns a Message, got {type(reply).__name__}")
+    # Flower's own links drop what is not a reply by this node to this message.
+    if (
+        reply.metadata.reply_to_message_id != message.metadata.message_id
+        or reply.metadata.src_node_id != message.metadata.dst_node_id
+    ):
+        raise ValueError("the ClientApp returned a Message that is not its reply")
+    return reply
+
+
+def _distinct_ids(count: int, seed: int) -> list[int]:
+    rng = np.random.default_rng(seed)
+    ids: dict[int, None] = {}
+    while len(ids) < count:
+        # Above the ids that Flower keeps for itself, within a signed 64-bit integer.
+        ids[int(rng.integers(1 << 32, 1 << 62))] = None
+    return list(ids)

@@ -1,0 +1,129 @@
+"""How a run ends: by a condition, with more rounds, and with what it cost."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Context, MetricRecord
+
+from flwr_safedshb import load_checkpoint
+from flwr_safedshb.client import SafeDSHBClient, client_app
+from flwr_safedshb.privacy.plan import PrivacyPlan
+from flwr_safedshb.simulation.batched import BatchedGrid
+from flwr_safedshb.simulation.in_process import InProcessGrid
+from flwr_safedshb.strategy import SafeDSHB
+from tests.clients import THETA, Scalar, make, node
+from tests.federation import federation, model
+
+
+def flat(arrays: ArrayRecord) -> bytes:
+    return b"".join(array.numpy().tobytes() for array in arrays.values())
+
+
+def run(path: Path | None, rounds: int, **settings: object) -> ArrayRecord:
+    arguments: dict[str, object] = {"seed": 5, "checkpoint": path, **settings}
+    strategy = SafeDSHB(**arguments)  # type: ignore[arg-type]
+    return strategy.start(federation(3), model(), rounds).arrays
+
+
+@pytest.mark.parametrize("rate", [0.5, lambda step: 1.0 / (1 + step)])
+def test_a_finished_run_can_be_extended(tmp_path: Path, rate: object) -> None:
+    """To the byte what one run of that length is."""
+    path = tmp_path / "run.npz"
+    run(path, 3, server_learning_rate=rate)
+    longer = run(path, 7, server_learning_rate=rate)
+    assert flat(longer) == flat(run(None, 7, server_learning_rate=rate))
+    assert load_checkpoint(path).num_rounds == 7
+    assert flat(run(path, 7, server_learning_rate=rate)) == flat(longer)
+
+
+def test_schedules_or_outputs_that_know_the_end_forbid_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.npz"
+    run(path, 3, server_learning_rate=lambda step: 1.0 / (4 - step))
+    with pytest.raises(ValueError, match="server_learning_rate"):
+        run(path, 4, server_learning_rate=lambda step: 1.0 / (5 - step))
+    other = tmp_path / "other.npz"
+    run(other, 3, output="average")
+    with pytest.raises(ValueError, match="num_rounds was 3 and is 4"):
+        run(other, 4, output="average")
+
+
+def test_arrays_of_a_checkpoint_have_their_names(tmp_path: Path) -> None:
+    path = tmp_path / "run.npz"
+    arrays = run(path, 2)
+    with np.load(path) as file:
+        for name, array in arrays.items():
+            assert np.array_equal(file[f"model/{name}"], array.numpy())
+    found = load_checkpoint(str(path))
+    assert found.step == 2
+    assert flat(found.arrays) == flat(arrays)
+    with pytest.raises(FileNotFoundError, match="there is no checkpoint"):
+        load_checkpoint(tmp_path / "none.npz")
+
+
+def test_a_run_stops_when_its_user_says(tmp_path: Path) -> None:
+    path = tmp_path / "run.npz"
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        return MetricRecord({"accuracy": 0.1 * server_round})
+
+    def enough(server_round: int, metrics: Mapping[str, object]) -> bool:
+        assert metrics["replies"] == 3
+        accuracy = metrics["accuracy"]
+        assert isinstance(accuracy, float)
+        return accuracy > 0.25
+
+    for _ in range(2):  # a run that has done its work does no more
+        strategy = SafeDSHB(seed=5, checkpoint=path, stop_when=enough)
+        result = strategy.start(federation(3), model(), 9, evaluate_fn=evaluate)
+        assert list(result.train_metrics_clientapp) == [1, 2, 3]
+        assert load_checkpoint(path).step == 3
+    assert flat(result.arrays) == flat(run(None, 3))
+    with pytest.raises(ValueError, match="use output='last'"):
+        SafeDSHB(stop_when=enough, output="average")
+
+
+LOUD = PrivacyPlan(1.0, 0.3, 4, 20)
+DELTA = 1e-5
+
+
+@pytest.mark.parametrize("kind", [InProcessGrid, BatchedGrid])
+def test_the_run_says_what_it_cost_and_who_stands_out(
+    kind: type[InProcessGrid], caplog: pytest.LogCaptureFixture
+) -> None:
+    def client_fn(context: Context) -> SafeDSHBClient:
+        partition = context.node_config["partition-id"]
+        if partition == 0:
+            return make(context)  # which has no delta, and states nothing
+        if partition == 1:
+            return make(context, delta=DELTA, plan=LOUD)
+        return make(context, delta=DELTA)
+
+    grid = kind(client_app(client_fn), 4)
+    result = SafeDSHB().start(grid, ArrayRecord([*THETA]), 3)
+    last = result.train_metrics_clientapp[3]
+    usual = make(node()).plan.epsilon(3, DELTA)
+    loud = LOUD.epsilon(3, DELTA)
+    found = last["stated-epsilon"]
+    assert isinstance(found, list)
+    assert sorted(found) == pytest.approx(sorted([usual, usual, loud]))
+    assert last["stated-delta"] == [DELTA] * 3
+    assert "stated-epsilon" not in result.train_metrics_clientapp[2]
+    assert f"as 3 nodes state it: epsilon from {usual:.4g} to {loud:.4g}" in caplog.text
+    outliers = [r.getMessage() for r in caplog.records if "far from" in r.msg]
+    assert len(outliers) == 1
+    assert f"states epsilon {loud:.4g}" in outliers[0]
+
+
+def test_a_node_with_a_ledger_states_what_it_was_charged_for(tmp_path: Path) -> None:
+    """Also for steps that were lost, and not for those of other runs."""
+    context = node(tmp_path)
+    asked: dict[str, Scalar] = {"step": 0, "momentum": 0.5, "session": "other"}
+    make(context).fit([*THETA], asked)
+    asked = {**asked, "session": "this", "run-steps": 2}
+    make(context).fit([*THETA], asked)
+    _, _, said = make(context).fit([*THETA], {**asked, "state-privacy": True})
+    expected = make(context).plan.epsilon(2, 1e-5)
+    assert said["epsilon"] == pytest.approx(expected)
+    assert said["delta"] == 1e-5

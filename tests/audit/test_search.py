@@ -1,0 +1,115 @@
+"""The search leaves an honest clipper alone and finds every planted defect."""
+
+import math
+
+import pytest
+import torch
+
+from flwr_safedshb.audit.exact_norms import gap, ratio
+from flwr_safedshb.audit.sensitivity_search import MakeClipper, search, worst_trials
+from flwr_safedshb.audit.target_model import Subject
+from flwr_safedshb.audit.zoo import mixing, plain
+from flwr_safedshb.privacy.clipping import clipped_sum as sums
+from tests.audit.planted import (
+    FactorRoundedUp,
+    Honest,
+    NormsOfOthers,
+    Silenced,
+)
+
+SUBJECTS = {subject.name: subject for subject in (*plain.SUBJECTS, *mixing.SUBJECTS)}
+
+
+def named(name: str) -> Subject:
+    return SUBJECTS[name]
+
+
+@pytest.mark.federation
+@pytest.mark.parametrize("name", ["logistic", "MLP with dropout", "CNN", "embedding"])
+def test_an_honest_clipper_is_left_alone(name: str) -> None:
+    finding = search(named(name), 100, 1, make_clipper=Honest)
+    assert finding.holds
+    assert finding.candidates >= 100
+    assert (finding.path, finding.raised) == ("one at a time", "")
+    # The search comes near the bound: it would see a clipper that lets a bit through.
+    assert finding.ratio > 0.99
+
+
+@pytest.mark.federation
+@pytest.mark.parametrize(
+    ("make_clipper", "name", "candidates"),
+    [
+        (FactorRoundedUp, "logistic", 200),
+        (NormsOfOthers, "linear on a sequence", 600),
+        (NormsOfOthers, "CNN", 200),
+        (Silenced, "centred, with dropout", 200),
+        (Honest, "attribute that remembers", 200),
+        (Honest, "loss that remembers", 200),
+    ],
+)
+def test_planted_defects_are_found(
+    make_clipper: MakeClipper, name: str, candidates: int
+) -> None:
+    finding = search(named(name), candidates, 1, make_clipper=make_clipper)
+    assert finding.ratio > 1.0
+    assert not finding.holds
+
+
+@pytest.mark.parametrize("name", ["logistic", "MLP"])
+def test_sums_that_round_without_paying_for_it_are_found(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Small models are summed in float64; the search must not stop there.
+    monkeypatch.setattr(sums, "lowered", lambda clip_norm, count, dtype: clip_norm)
+    assert search(named(name), 6000, 1).ratio > 1.0
+
+
+def test_without_dropout_the_silenced_check_refuses() -> None:
+    # So it is the dropout that silences it, and not the search that sees ghosts.
+    subject = named("centred on the batch")
+    finding = search(subject, 300, 1, make_clipper=Silenced)
+    assert finding.holds
+    assert finding.refusal == "the model mixes examples"
+
+
+class Raises(Honest):
+    def gradients(
+        self, inputs: torch.Tensor, targets: torch.Tensor
+    ) -> list[list[torch.Tensor]]:
+        if not inputs.isfinite().all():
+            raise RuntimeError("not a number")
+        return super().gradients(inputs, targets)
+
+
+def test_a_call_that_raises_is_no_refusal() -> None:
+    finding = search(named("logistic"), 1500, 1, make_clipper=Raises)
+    assert finding.ratio <= 1.0
+    assert finding.raised == "RuntimeError: not a number"
+    assert not finding.holds
+
+
+def test_a_seed_makes_the_same_candidates() -> None:
+    one, same, other = (
+        search(named("logistic"), 60, seed, make_clipper=Honest) for seed in (1, 1, 2)
+    )
+    assert one.ratio == same.ratio
+    first, again, another = (worst_trials(found)[0] for found in (one, same, other))
+    assert torch.equal(first.batch[0].nan_to_num(), again.batch[0].nan_to_num())
+    assert first.batch[0].shape != another.batch[0].shape or not torch.equal(
+        first.batch[0].nan_to_num(), another.batch[0].nan_to_num()
+    )
+
+
+def test_ratios_are_decided_exactly() -> None:
+    up = math.nextafter(1.0, 2.0)
+    exact = torch.tensor([0.6, 0.8], dtype=torch.float64)
+    # 0.6^2 + 0.8^2 as float64 has them is a little above 1.
+    assert ratio([exact], 1.0) > 1.0
+    assert ratio([torch.tensor([1.0])], 1.0) == 1.0
+    assert ratio([torch.tensor([up], dtype=torch.float64)], 1.0) == up
+    tiny = torch.tensor([1.0, 2.0**-80], dtype=torch.float64)
+    assert ratio([tiny], 1.0) == up  # float64 squares would not see the second
+    assert gap([torch.tensor([1.0])], [torch.tensor([-1.0])], 2.0) == 1.0
+    assert ratio([torch.tensor([math.nan])], 1.0) == math.inf
+    assert ratio([torch.tensor([1e300] * 4, dtype=torch.float64)], 1e300) == 2.0
+    assert ratio([torch.zeros(0)], 1.0) == 0.0

@@ -1,0 +1,171 @@
+"""Flower's own SuperNode speaks through the gate, and finds nothing missing."""
+
+import asyncio
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+)
+from flwr.supercore.retry import http_retry
+from flwr.supernode.fleet_http_connection import http_request_response
+from google.protobuf.message import Message as Proto
+
+from flwr_safedshb.flower import fleet
+from flwr_safedshb.flower.compat import identify
+from flwr_safedshb.node.flower_patches.fleet_client import Key, pem
+from flwr_safedshb.node.flower_patches.supernode import keep_connections, kept_limits
+from flwr_safedshb.node.gate.call import Call
+from flwr_safedshb.node.gate.limits import Limits
+from flwr_safedshb.node.gate.wire import Answer
+from tests.node.gates import RUN, Place, SuperLink, visited
+
+ME = 5
+# Three chunks of Flower's in one array, and none in the others.
+SHAPES = {"large": (3_000_000,), "small": (4, 3), "empty": (0,)}
+
+
+class Beating(SuperLink):
+    """A SuperLink that also answers heartbeats."""
+
+    def _answer(self, asked: Proto, node: int) -> Proto:
+        if isinstance(asked, fleet.CALLS["send-node-heartbeat"]):
+            return SendNodeHeartbeatResponse(success=True)
+        return super()._answer(asked, node)
+
+
+def content(seed: int) -> RecordDict:
+    rng = np.random.default_rng(seed)
+    arrays = {n: rng.standard_normal(s, np.float32) for n, s in SHAPES.items()}
+    return RecordDict({"arrays": ArrayRecord({n: Array(a) for n, a in arrays.items()})})
+
+
+def served(place: Place, key: Key, trusted: bytes) -> Message:
+    """Take one message and answer it, as Flower's SuperNode does."""
+    with http_request_response(
+        f"127.0.0.1:{place.port}",
+        insecure=False,
+        root_certificates=trusted,
+        authentication_keys=(key, key.public_key()),
+    ) as (number, receive, send, _, _, pull, push, confirm):
+        assert number == ME
+        given = receive()
+        assert given is not None
+        message, tree = given
+        for part, _ in fleet.walk(tree):
+            found = pull(RUN, part.object_id)
+            assert found == place.superlink.objects[part.object_id]
+        confirm(RUN, message.metadata.message_id)
+        answer = Message(content(1), reply_to=message)
+        answer.metadata.__dict__["_message_id"] = answer.object_id
+        names, session = send(answer, get_object_tree(answer), 0.25)
+        parts = get_all_nested_objects(answer)
+        assert names == {*parts}
+        for name, sent in parts.items():
+            push(RUN, session, name, sent.deflate())
+        return answer
+
+
+def asking(key: Key) -> Beating:
+    """Return a SuperLink with a message for the node that has this key."""
+    superlink = Beating()
+    superlink.nodes[pem(key)] = ME
+    identify(RUN)
+    message = Message(content(0), ME, "train", ttl=60.0)
+    message.metadata.__dict__["_message_id"] = message.object_id
+    superlink.waiting[ME] = [message]
+    return superlink
+
+
+def test_it_takes_a_message_and_its_reply_arrives_whole(tmp_path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP384R1())
+    superlink = asking(key)
+
+    async def visit(place: Place) -> None:
+        trusted = (tmp_path / "gate.crt").read_bytes()
+        answer = await asyncio.to_thread(served, place, key, trusted)
+        for name, part in get_all_nested_objects(answer).items():
+            assert superlink.objects[name] == part.deflate()
+        assert not place.gate.door.refusals
+
+    visited(tmp_path, visit, superlink=superlink)
+    assert superlink.names().count("confirm-message-received") == 1
+    (pushed,) = [r for n, r, _ in superlink.calls if n == "push-messages"]
+    assert pushed.clientapp_runtime_list[0] <= 0.25
+
+
+def test_no_reply_is_lost_with_a_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a node has paid for arrives, whenever the gate hangs up on it."""
+    # Flower waits a second and longer before it tries again.
+    monkeypatch.setattr(http_retry, "MAX_RETRY_DELAY", 0.05)
+    key = ec.generate_private_key(ec.SECP384R1())
+    superlink = asking(key)
+    hung_up: set[tuple[str, str]] = set()
+
+    async def visit(place: Place) -> None:
+        answered = place.gate.answer
+
+        async def hang_up(call: Call) -> Answer:
+            name = call.path.rpartition("/")[2]
+            # A message that was given out to nobody is gone; it has cost nothing.
+            late = name not in ("pull-messages", "send-node-heartbeat")
+            for when in ("before", "after") if late else ("before",):
+                answer = await answered(call) if when == "after" else None
+                if (name, when) not in hung_up:
+                    hung_up.add((name, when))
+                    raise EOFError
+            return answer or await answered(call)
+
+        place.gate.door._handler = hang_up
+        trusted = (tmp_path / "gate.crt").read_bytes()
+        answer = await asyncio.to_thread(served, place, key, trusted)
+        for name, part in get_all_nested_objects(answer).items():
+            assert superlink.objects[name] == part.deflate()
+
+    visited(tmp_path, visit, superlink=superlink)
+    calls = ("pull-object", "confirm-message-received", "push-messages", "push-object")
+    assert {(name, when) for name in calls for when in ("before", "after")} <= hung_up
+    assert superlink.names().count("push-messages") == 1
+
+
+def test_a_node_that_is_there_needs_no_new_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user of its machine may come from the same address, without pause."""
+    monkeypatch.setattr(kept_limits(), "keepalive_expiry", 0.1)
+    keep_connections()
+    key = ec.generate_private_key(ec.SECP384R1())
+    trusted = tmp_path / "gate.crt"
+    found: list[object] = []
+
+    def work(place: Place) -> None:
+        with http_request_response(
+            f"127.0.0.1:{place.port}",
+            insecure=False,
+            root_certificates=trusted.read_bytes(),
+            authentication_keys=(key, key.public_key()),
+            max_retries=0,
+        ) as (_, receive, *_):
+            found.append(receive())
+            time.sleep(0.2)  # longer than what is idle would be kept
+            while not place.gate.door.refusals["connections that came too fast"]:
+                with suppress(OSError):
+                    socket.create_connection(("127.0.0.1", place.port)).close()
+            found.append(receive())  # whose error would be swallowed
+
+    async def visit(place: Place) -> None:
+        await asyncio.to_thread(work, place)
+        assert len(found) == 2
+
+    limits = Limits(hold_seconds=0.05, poll_seconds=0.01, address_arrivals=1.0)
+    visited(tmp_path, visit, limits, asking(key))

@@ -1,0 +1,298 @@
+"""What one node, one address and all of them together may take of the gate."""
+
+import asyncio
+import socket
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from google.protobuf.message import Message as Proto
+
+from flwr_safedshb.flower import fleet
+from flwr_safedshb.flower.fleet import fab_pb2
+from flwr_safedshb.node.gate import limits as gate_limits
+from flwr_safedshb.node.gate.limits import Limits, Pace, Room, place
+from tests.guard import HANGS
+from tests.node.gates import Node, Place, SuperLink, signed, visited
+
+
+def test_a_pace_lets_a_burst_in_and_then_so_many_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    pace = Pace(4.0)
+    assert sum(pace.admits("a") for _ in range(50)) == 8
+    assert pace.admits("b")
+    now[0] += 1.0
+    assert sum(pace.admits("a") for _ in range(50)) == 4
+    now[0] += 60.0
+    assert sum(pace.admits("a") for _ in range(50)) == 8
+
+
+def test_a_pace_remembers_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace = Pace(4.0)
+    for number in range(9000):
+        pace.admits(str(number))
+    assert len(pace._spent) <= 4096
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff::1", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("odd", "odd"),
+    ],
+)
+def test_a_line_is_one_place_whatever_addresses_it_has(
+    address: str, expected: str
+) -> None:
+    assert place(address) == expected
+
+
+def test_one_owner_waits_for_its_own_bytes_only() -> None:
+    async def story() -> None:
+        room = Room(100)
+        async with room.held("a", 80):
+            async with room.held("b", 100), room.held("a", 20):
+                pass
+            waiting = asyncio.create_task(_hold(room, "a", 30))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+        await waiting
+        assert not room._held
+
+    asyncio.run(asyncio.wait_for(story(), HANGS))
+
+
+async def _hold(room: Room, owner: str, size: int) -> None:
+    async with room.held(owner, size):
+        pass
+
+
+async def raw(place: Place, node: Node, name: str, request: Proto) -> bytes:
+    """Return a call as it goes over the wire."""
+    body = request.SerializeToString()
+    lines = [f"POST /v1/fleet/{name} HTTP/1.1", "host: g"]
+    lines += [f"content-length: {len(body)}"]
+    lines += [f"{k}: {v}" for k, v in signed(node.key).items()]
+    return "\r\n".join([*lines, "", ""]).encode() + bytes(body)
+
+
+def beat(node: Node) -> Proto:
+    return fleet.CALLS["send-node-heartbeat"](node=node.proto(), heartbeat_interval=30)
+
+
+def test_bodies_that_hostile_nodes_hold_stop_no_other(tmp_path: Path) -> None:
+    """More of them than there is memory for: each waits in a file."""
+    limits = Limits(hold_seconds=0.05)
+
+    async def visit(place: Place) -> None:
+        held = []
+        for number in range(10, 18):
+            async with place.node(number) as hostile:
+                reader, writer = await place.connect()
+                lines = ["POST /v1/fleet/push-object HTTP/1.1", "host: g"]
+                lines += [f"content-length: {16 * 2**20}"]
+                lines += [f"{k}: {v}" for k, v in signed(hostile.key).items()]
+                head = "\r\n".join([*lines, "", ""]).encode()
+                writer.write(head + bytes(2**20))
+                await writer.drain()
+                held.append((reader, writer))
+        async with place.node(5) as node:
+            found = await node.call("send-node-heartbeat", beat(node))
+            assert found.status_code == 200
+            assert (await node.push_object("s", "0" * 64, bytes(2**20))).text
+        for _, writer in held:
+            writer.close()
+
+    visited(tmp_path, visit, limits)
+
+
+class Fabs(SuperLink):
+    """A SuperLink with an app that no socket's buffers take in."""
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        answer = await super().__call__(request)
+        if request.url.path.endswith("get-fab"):
+            return httpx.Response(200, content=bytes(24_000_000))
+        return answer
+
+
+def test_answers_that_nobody_reads_are_few(tmp_path: Path) -> None:
+    limits = Limits(node_buffered_bytes=24 * 2**20, node_calls=3)
+
+    async def visit(place: Place) -> None:
+        async with place.node(6) as hostile:
+            app = fab_pb2.GetFabRequest(node=hostile.proto(), hash_str="a" * 64)
+            held = []
+            for _ in range(8):
+                reader, writer = await asyncio.open_connection(
+                    "127.0.0.1", place.port, ssl=place.trusted, limit=1024
+                )
+                writer.write(await raw(place, hostile, "get-fab", app))
+                held.append((reader, writer))
+            while place.superlink.names().count("get-fab") < 4:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
+            # One is on its way, and the next calls wait for it.
+            assert place.superlink.names().count("get-fab") <= 1 + 3
+            async with place.node(5) as node:
+                found = await node.call("send-node-heartbeat", beat(node))
+                assert found.status_code == 200
+                request = fab_pb2.GetFabRequest(node=node.proto(), hash_str="a" * 64)
+                found = await node.call("get-fab", request)
+                assert found.content == bytes(24_000_000)
+            for _, writer in held:
+                writer.transport.abort()
+
+    visited(tmp_path, visit, limits, Fabs())
+
+
+def test_a_node_with_too_many_connections_closes_its_oldest(tmp_path: Path) -> None:
+    """So one whose connections were lost on the way is not kept out by them."""
+    limits = Limits(hold_seconds=0.05, node_connections=3)
+
+    async def visit(place: Place) -> None:
+        async with place.node(5) as node:
+            request, links = beat(node), []
+            for _ in range(6):
+                reader, writer = await place.connect()
+                writer.write(await raw(place, node, "send-node-heartbeat", request))
+                assert b" 200 " in await reader.readline()
+                links.append((reader, writer))
+            for reader, _ in links[:3]:
+                await reader.read()
+            reader, writer = links[-1]
+            writer.write(await raw(place, node, "send-node-heartbeat", request))
+            await reader.readuntil(b"\r\n\r\n")
+            assert b" 200 " in await reader.readline()
+            (mine,) = place.gate.door._owned.values()
+            assert len(mine) == 3
+            for _, writer in links:
+                writer.close()
+
+    visited(tmp_path, visit, limits)
+
+
+def test_answers_do_not_wait_to_be_confirmed(tmp_path: Path) -> None:
+    """Otherwise each takes 40 ms more."""
+
+    async def visit(place: Place) -> None:
+        async with place.node(5):
+            ((connection,),) = place.gate.door._owned.values()
+            option = (socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert connection.socket.getsockopt(*option)
+
+    visited(tmp_path, visit)
+
+
+def test_a_connection_has_one_owner(tmp_path: Path) -> None:
+    async def visit(place: Place) -> None:
+        async with place.node(5) as node, place.node(6) as other:
+            reader, writer = await place.connect()
+            writer.write(await raw(place, node, "send-node-heartbeat", beat(node)))
+            assert b" 200 " in await reader.readline()
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(await raw(place, other, "send-node-heartbeat", beat(other)))
+            assert b" 400 " in await reader.readline()
+            writer.close()
+
+    visited(tmp_path, visit)
+
+
+def test_a_stranger_has_one_call_a_connection(tmp_path: Path) -> None:
+    """Otherwise who signs with a key of their own could call at any pace."""
+
+    async def visit(place: Place) -> None:
+        async with place.node(5, registered=False) as stranger:
+            reader, writer = await place.connect()
+            request = await raw(place, stranger, "send-node-heartbeat", beat(stranger))
+            writer.write(request + request)
+            answers = await reader.read()
+            assert answers.count(b"HTTP/1.1 ") == 1
+            assert b" 401 " in answers
+            writer.close()
+
+    assert visited(tmp_path, visit).names() == ["send-node-heartbeat"]
+
+
+def test_strangers_fill_no_log_of_the_superlink(tmp_path: Path) -> None:
+    """It writes a line about every key that it does not know."""
+    limits = Limits(hold_seconds=0.05, introductions=0.001)
+
+    async def visit(place: Place) -> None:
+        async with place.node(5) as node:  # the one that may come now
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3), place.node(6, False) as stranger:
+                    await stranger.activate()
+            found = await node.call("send-node-heartbeat", beat(node))
+            assert found.status_code == 200
+
+    names = visited(tmp_path, visit, limits).names()
+    assert names == ["activate-node", "send-node-heartbeat"]
+
+
+def test_a_node_that_calls_without_pause_waits(tmp_path: Path) -> None:
+    limits = Limits(hold_seconds=0.05, calls=0.001)
+
+    async def visit(place: Place) -> None:
+        async with place.node(5) as node, place.node(6) as other:
+            for one in (node, other):
+                found = await one.call("send-node-heartbeat", beat(one))
+                assert found.status_code == 200
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await node.call("send-node-heartbeat", beat(node))
+            # Objects have a pace of their own.
+            assert (await node.pull_object("0" * 64)).status_code == 404
+
+    names = visited(tmp_path, visit, limits).names()
+    assert names.count("send-node-heartbeat") == 2
+
+
+def test_nobody_is_waited_for_longer_than_flowers_own_node(tmp_path: Path) -> None:
+    async def visit(place: Place) -> None:
+        async with place.node(5) as node:
+            for seconds in (30.0, 1800.0):
+                request = fleet.CALLS["send-node-heartbeat"](
+                    node=node.proto(), heartbeat_interval=seconds
+                )
+                await node.call("send-node-heartbeat", request)
+
+    calls = visited(tmp_path, visit).calls
+    intervals = [r.heartbeat_interval for n, r, _ in calls if n.endswith("heartbeat")]
+    assert intervals == [30.0, 30.0]
+
+
+def test_who_comes_too_fast_is_reset_and_nodes_come_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However long they take, they come at once.
+    monkeypatch.setattr(gate_limits, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    limits = Limits(hold_seconds=0.05, arrivals=2.0, address_arrivals=1000.0)
+
+    async def come(place: Place, own: str) -> bool:
+        try:
+            _, writer = await asyncio.open_connection(
+                "127.0.0.1", place.port, ssl=place.trusted, local_addr=(own, 0)
+            )
+        except ConnectionResetError:  # not an error of TLS, which would not pass
+            return False
+        writer.close()
+        return True
+
+    async def visit(place: Place) -> None:
+        async with place.node(5):
+            came = [await come(place, f"127.0.0.{n}") for n in range(20, 40)]
+            assert 1 <= sum(came) <= 4
+            # Where a node is known the others' haste does not count.
+            assert all([await come(place, "127.0.0.1") for _ in range(20)])
+
+    visited(tmp_path, visit, limits)

@@ -1,0 +1,89 @@
+"""The one file of a node."""
+
+from pathlib import Path
+
+import pytest
+
+from flwr_safedshb import cli
+from flwr_safedshb.node import node_file
+from flwr_safedshb.node.service import NodeService, _toml
+
+FILE = """
+state-dir = "state"
+delta = 1e-5
+[supernode]
+superlink = "server:9092"
+root-certificates = "ca.crt"
+key = "/keys/node.key"
+"""
+
+
+def written(folder: Path, text: str = FILE) -> Path:
+    path = folder / "node.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_connection_is_apart_from_the_config(tmp_path: Path) -> None:
+    node = node_file.read(written(tmp_path))
+    assert node.config == {"state-dir": "state", "delta": 1e-5}
+    assert node.connection is not None
+    assert node.connection.superlink == "server:9092"
+    # Beside the file, wherever it is read from.
+    assert node.connection.root_certificates == tmp_path / "ca.crt"
+    assert node.connection.key == Path("/keys/node.key")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (FILE.replace("key =", "kee ="), "does not know 'kee'"),
+        (FILE.replace('superlink = "server:9092"\n', ""), "needs 'superlink'"),
+        (FILE.replace('"server:9092"', "3"), "needs 'superlink'"),
+        ("supernode = 3", "needs 'superlink'"),
+        ("x = ", "no TOML file"),
+    ],
+)
+def test_what_cannot_be_understood_is_named(
+    text: str, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        node_file.read(written(tmp_path, text))
+
+
+def test_a_node_needs_to_know_where_to_go(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="needs a table"):
+        NodeService(node_file.read(written(tmp_path, "delta = 1e-5")))
+
+
+def test_flower_reads_what_is_written_for_it() -> None:
+    import tomllib
+
+    config = {"a-b": 'quote " and \\', "c": True, "d": 1e-05, "e": 3, "f": "ü\n"}
+    assert tomllib.loads(_toml(config)) == config
+
+
+def test_a_node_that_cannot_keep_a_budget_does_not_serve(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, "max-epsilon = 1.0\ndelta = 1e-5\n")
+    assert cli.main(["node", str(path), "--insecure", "127.0.0.1:1"]) == 1
+    told = capsys.readouterr().out
+    assert "state-dir is not set" in told
+    assert "OPERATORS ARE TRUSTED WITH CODE" in told
+
+
+def test_a_fit_node_says_what_it_accepts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "state").mkdir(mode=0o700)
+    path = written(
+        tmp_path,
+        f'max-epsilon = 1.0\ndelta = 1e-5\nstate-dir = "{tmp_path / "state"}"\n'
+        f'approved-apps = "{"0" * 64}"\n',
+    )
+    code = cli.main(["node", str(path), "--insecure", "127.0.0.1:1", "--check"])
+    told = capsys.readouterr().out
+    assert code == 0, told
+    assert "max-epsilon=1.0" in told
+    assert "TRUSTED WITH CODE" not in told
