@@ -37,7 +37,7 @@ from .attacks import (
 )
 from .client import SafeDSHBClient as SafeDSHBClient, client_app as client_app
 from .algorithm.answer_evaluation import PrivateEvaluation as PrivateEvaluation
-from .privacy.accounting.flower_accountant import PLDAccountant as PLDAccountant
+from .central_dp import PLDAccountant as PLDAccountant
 from .algorithm.model_arrays import trained_arrays as trained_arrays
 from .simulation.adversarial import AdversarialGrid as AdversarialGrid
 from .simulation.batched import BatchedGrid as BatchedGrid

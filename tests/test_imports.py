@@ -41,7 +41,7 @@ ROOMS: dict[str, set[str]] = {
     },
 }
 CORE = set(ROOMS)
-ROOMS["strategy"] = ROOMS["client"] = CORE
+ROOMS["strategy"] = ROOMS["client"] = ROOMS["central_dp"] = CORE
 ROOMS["legacy_api"] = {*CORE, "strategy"}
 ROOMS["simulation"] = {*CORE, "client"}
 # For whoever runs or attacks what is above; nothing above imports it.
@@ -49,7 +49,7 @@ ROOMS["node"] = {*CORE, "client"}
 ROOMS["audit"] = {*CORE, "client"}
 ROOMS["cli"] = set(ROOMS)
 FLOWER_ROOMS = (
-    *("flower", "algorithm", "client", "strategy", "legacy_api"),
+    *("flower", "algorithm", "client", "strategy", "legacy_api", "central_dp"),
     *("simulation", "node", "audit", "cli"),
 )
 
@@ -98,7 +98,7 @@ def forbidden_edges(room: str, source: str) -> list[str]:
 MODULES = [
     path
     for path in sorted(PACKAGE.rglob("*.py"))
-    if path != PACKAGE / "__init__.py" and "kit" not in path.parts
+    if path != PACKAGE / "__init__.py" and "template" not in path.parts
 ]
 
 

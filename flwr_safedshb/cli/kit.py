@@ -27,11 +27,11 @@ def run(arguments: argparse.Namespace) -> int:
     if folder.exists():
         raise ValueError(f"{folder} exists and is not overwritten")
     with resources.as_file(resources.files("flwr_safedshb.node")) as room:
-        sources = [p for p in sorted((room / "kit").rglob("*")) if p.is_file()]
+        sources = [p for p in sorted((room / "template").rglob("*")) if p.is_file()]
         for source in sources:
             if "__pycache__" in source.parts:
                 continue
-            path = folder / source.relative_to(room / "kit")
+            path = folder / source.relative_to(room / "template")
             # What is run from here must be nobody else's to change.
             replace_file(path, partial(_copy, source.read_bytes()))
             # A wheel does not keep what may be executed.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from simulations.loopback.processes import ROOT
 
-SCRIPT = ROOT / "flwr_safedshb" / "deployment" / "kit" / "credentials.sh"
+SCRIPT = ROOT / "flwr_safedshb" / "node" / "template" / "credentials.sh"
 
 
 class Credentials:

@@ -162,8 +162,8 @@ def test_whatever_ends_a_step_is_a_refusal_without_its_text(
     def fail(*arguments: object) -> None:
         raise error
 
-    for name in ("step.private_vector", "evaluation.private_counts"):
-        monkeypatch.setattr(f"flwr_safedshb.client.{name}", fail)
+    for name in ("step.private_vector", "answer_evaluation.private_counts"):
+        monkeypatch.setattr(f"flwr_safedshb.algorithm.{name}", fail)
     client = make(node(tmp_path), evaluation=PrivateEvaluation(20.0))
     with pytest.raises(RefusedError) as caught:
         client.fit([*THETA], RUN)

@@ -32,7 +32,7 @@ from simulations.loopback import OFFLINE, free_port
 from tests.guard import HANGS
 from tests.node.gates import RUN, Place, SuperLink, question, visited
 
-APP = Path(flwr_safedshb.__file__).parent / "deployment" / "kit" / "app"
+APP = Path(flwr_safedshb.__file__).parent / "node" / "template" / "app"
 NODE = 5
 SECRET = b"s" * 32
 
