@@ -42,11 +42,11 @@ from flwr_safedshb.algorithm.model_arrays import trained
 from flwr_safedshb.algorithm.step import Scalar, Steps
 from flwr_safedshb.algorithm.wire import Arrays, Template, reply_with
 from flwr_safedshb.flower.compat import Mod, numpy_client_of
-from flwr_safedshb.privacy.bad_examples import causes_shown
+from flwr_safedshb.privacy.bad_examples import log_causes
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.datasets import DatasetError, Unpack, examples_of
-from flwr_safedshb.privacy.losses import Loss, UnsupportedModelError, elementary
-from flwr_safedshb.privacy.map_dataset import Items
+from flwr_safedshb.privacy.datasets import DatasetError, Unpack, make_examples
+from flwr_safedshb.privacy.losses import Loss, UnsupportedModelError, is_rowwise_loss
+from flwr_safedshb.privacy.map_dataset import ItemExamples
 from flwr_safedshb.privacy.plan import ALL, Clipping, PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import Randomness, SecureRandomness
 
@@ -132,8 +132,8 @@ class SafeDSHBClient(Steps):
             raise ValueError(f"part={plan.part!r} of the plan is for the client to say")
         _refuse_unmade(model, loss, randomness)
         self.randomness = SecureRandomness() if randomness is None else randomness
-        with causes_shown(not self.randomness.private):
-            data = examples_of(dataset, target, unpack, like)
+        with log_causes(not self.randomness.private):
+            data = make_examples(dataset, target, unpack, like)
             if self.randomness.private:
                 data.refuse_undeclared()
         self.dataset = evaluated = data
@@ -152,8 +152,8 @@ class SafeDSHBClient(Steps):
         self.ledger = admit(
             rules, plan, max_epsilon, delta, self.randomness.private, tuple(node_keys)
         )
-        if isinstance(data, Items):
-            with causes_shown(not self.randomness.private):
+        if isinstance(data, ItemExamples):
+            with log_causes(not self.randomness.private):
                 data.refuse_unread(self.ledger is None)
         self.evaluator = None
         if evaluation is not None:
@@ -212,7 +212,7 @@ def _shared(loss: Loss) -> Loss:
 
     Apps make them anew for every message, and what was checked is the very object.
     """
-    if not isinstance(loss, _Loss) or not elementary(loss):
+    if not isinstance(loss, _Loss) or not is_rowwise_loss(loss):
         return loss
     if any(weight is not None for weight in loss._buffers.values()):
         return loss

@@ -43,13 +43,18 @@ from flwr_safedshb.algorithm.wire import (
 )
 from flwr_safedshb.flower.compat import Mod, objection
 from flwr_safedshb.privacy.accounting.ranges import MAX_STEPS
-from flwr_safedshb.privacy.bad_examples import causes_shown
+from flwr_safedshb.privacy.bad_examples import log_causes
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.datasets import Examples
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from flwr_safedshb.privacy.losses import Loss
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from flwr_safedshb.privacy.private_gradient import BLOCK, Draw, Vector, private_vector
+from flwr_safedshb.privacy.private_gradient import (
+    BLOCK,
+    BatchSource,
+    Vector,
+    private_vector,
+)
 from flwr_safedshb.privacy.randomness.noise import Randomness
 from flwr_safedshb.sanitize import PLAIN
 
@@ -108,14 +113,14 @@ class GradientRequest:
     weights: Arrays
 
     @property
-    def draw(self) -> Draw:
+    def draw(self) -> BatchSource:
         """Whose examples the gradient is of, with the randomness of this step."""
         client = self.client
         # The partition of a simulation: node ids differ between engines.
         config, node = client.context.node_config, client.context.node_id
         place = int(config.get("partition-id", node))
         source = client.randomness.for_step(place, self.number)
-        return Draw(client.dataset, client.plan, source)
+        return BatchSource(client.dataset, client.plan, source)
 
     def load_weights(self) -> None:
         """Give the client's model the weights of the request."""
@@ -249,7 +254,7 @@ def _compute_gradient(request: GradientRequest) -> Vector | BaseException:
     try:
         request.load_weights()
         # Only a simulation may say what is wrong with its examples.
-        with causes_shown(not client.randomness.private):
+        with log_causes(not client.randomness.private):
             return private_vector(client.gradients, request.draw, client.weight_decay)
     except BaseException as error:
         return error
@@ -343,7 +348,7 @@ def charge(client: Steps, step: Step) -> Kept:
     cost nothing.
     """
     # Only a simulation may say what is wrong with its examples.
-    with causes_shown(not client.randomness.private):
+    with log_causes(not client.randomness.private):
         if client.dataset.like is not None:
             client.gradients.prepare(*client.dataset.like)
     past = recall(
