@@ -354,7 +354,7 @@ class Stream(IterableDataset[object]):
             "unpack fails: KeyError: 'image'; items are dicts with keys img, label",
         ),
         (PAIRS, {"target": "label"}, "tuples of 2, and target='label' is for dicts"),
-        ([{"label": y} for _, y in PAIRS], {"target": "label"}, "with nothing beside the target"),
+        ([{"label": y} for _, y in PAIRS], {"target": "label"}, "with nothing beside"),
         (Broken(), {}, "none of the first items can be read: OSError: no such image"),
         (PAIRS, {"target": "y", "unpack": len}, "give target or unpack, not both"),
     ],
