@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 
 from flwr_safedshb.algorithm import evaluation_names as names
 from flwr_safedshb.algorithm.wire import MARK
-from flwr_safedshb.flower.compat import answers
+from flwr_safedshb.flower.compat import is_reply_to
 
 Floats = NDArray[np.float64]
 Metrics = dict[str, int | float | list[int] | list[float]]
@@ -273,7 +273,7 @@ def _screened(
     for reply in replies:
         name = reply.metadata.reply_to_message_id
         node = waiting.get(name)
-        if node is None or not answers(reply, name, node):
+        if node is None or not is_reply_to(reply, name, node):
             continue
         del waiting[name]
         try:

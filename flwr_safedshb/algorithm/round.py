@@ -52,7 +52,7 @@ from flwr_safedshb.algorithm.wire import (
     Template,
     descended,
 )
-from flwr_safedshb.flower.compat import refilled
+from flwr_safedshb.flower.compat import replace_entries_unchecked
 from flwr_safedshb.theory import kappa_spectral
 
 Metrics = dict[str, int | float | list[int] | list[float]]
@@ -167,7 +167,7 @@ class Rounds(ResumableStrategy):
             # Objects have the hash of their bytes for a name: nobody can guess it.
             "nonce": secrets.token_hex(8),
         }
-        asked = refilled(ConfigRecord(), entries)
+        asked = replace_entries_unchecked(ConfigRecord(), entries)
         content = RecordDict({self.arrayrecord_key: arrays})
         content[self.configrecord_key] = asked
         group = str(step + 1)  # which the logs of nodes show
@@ -202,7 +202,7 @@ class Rounds(ResumableStrategy):
         arrays, found = conclude(self._round, self.aggregation, replies)
         if progress.step == self._offset:
             refuse_total_failure(found, self._round.num_malicious)
-        metrics = refilled(MetricRecord(), found)
+        metrics = replace_entries_unchecked(MetricRecord(), found)
         progress.step += 1
         if arrays is not None:
             progress.arrays = arrays

@@ -21,7 +21,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from flwr_safedshb.algorithm.wire import MARK, MisfitError, Template
-from flwr_safedshb.flower.compat import Record, answers
+from flwr_safedshb.flower.compat import Record, is_reply_to
 
 Reason = Literal[
     "missing",
@@ -137,7 +137,7 @@ def screen_all(
     for reply in replies:
         name = reply.metadata.reply_to_message_id
         node = waiting.get(name)
-        if node is None or not answers(reply, name, node):
+        if node is None or not is_reply_to(reply, name, node):
             log(WARNING, "\t> A message that answers nothing of this round: ignored")
             ignored += 1
             continue

@@ -41,7 +41,7 @@ from flwr_safedshb.algorithm.wire import (
     Template,
     stepped,
 )
-from flwr_safedshb.flower.compat import Mod, objection
+from flwr_safedshb.flower.compat import Mod, check_mods
 from flwr_safedshb.privacy.accounting.ranges import MAX_STEPS
 from flwr_safedshb.privacy.bad_examples import causes_shown
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
@@ -51,7 +51,7 @@ from flwr_safedshb.privacy.losses import Loss
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.private_gradient import BLOCK, Draw, Vector, private_vector
 from flwr_safedshb.privacy.randomness.noise import Randomness
-from flwr_safedshb.sanitize import PLAIN
+from flwr_safedshb.sanitize import SAFE_NAME
 
 if TYPE_CHECKING:
     from flwr_safedshb.algorithm.answer_evaluation import Evaluator
@@ -181,7 +181,7 @@ class Steps(NumPyClient):
         ------
         RefusedError
         """
-        if (reason := objection(self.trusted_mods)) is not None:
+        if (reason := check_mods(self.trusted_mods)) is not None:
             raise RefusedError(reason)
         try:
             momentum, stated = yield from training_step(self, parameters, config)
@@ -272,7 +272,7 @@ def step_of(client: Steps, parameters: Arrays, config: Mapping[str, object]) -> 
         )
     if not isinstance(beta, float | int) or not 0.0 <= beta < 1.0:
         raise RefusedError("the message must have momentum, a number in [0, 1)")
-    if not isinstance(session, str) or not PLAIN.fullmatch(session):
+    if not isinstance(session, str) or not SAFE_NAME.fullmatch(session):
         raise RefusedError(
             "the message's session must be up to 64 letters, digits, '.', '_', '-'"
         )

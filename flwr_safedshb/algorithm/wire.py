@@ -21,7 +21,11 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
-from flwr_safedshb.flower.compat import NUMPY, plain_array, refilled
+from flwr_safedshb.flower.compat import (
+    NUMPY,
+    make_array_unchecked,
+    replace_entries_unchecked,
+)
 
 # A number under this name, its own in every reply, says that the arrays are a momentum:
 # a guard against mistakes, and no proof.
@@ -166,7 +170,9 @@ def read(record: ArrayRecord) -> Arrays:
 def written(names: Iterable[str], arrays: Iterable[NDArray[np.generic]]) -> ArrayRecord:
     """Return a record with these names, which may be those of another, and values."""
     values = zip(names, arrays, strict=True)
-    return refilled(_NOTHING, {name: encoded(array) for name, array in values})
+    return replace_entries_unchecked(
+        _NOTHING, {name: encoded(array) for name, array in values}
+    )
 
 
 def reply_with(
@@ -184,9 +190,11 @@ def reply_with(
     metrics = {"num-examples": num_examples, **kept}
     records = {
         "arrays": written(names, momentum),
-        "metrics": refilled(_METRICS, metrics),
+        "metrics": replace_entries_unchecked(_METRICS, metrics),
     }
-    return Message(refilled(message.content, records), reply_to=message)
+    return Message(
+        replace_entries_unchecked(message.content, records), reply_to=message
+    )
 
 
 def descended(
@@ -212,7 +220,7 @@ def encoded(values: NDArray[np.generic]) -> Array:
     """Return the same as ``Array(values)``, of arrays without an axis, too."""
     values = np.ascontiguousarray(values).reshape(values.shape)
     header, dtype = _written_header(values.shape, values.dtype.str)
-    return plain_array(dtype, values.shape, header + values.tobytes())
+    return make_array_unchecked(dtype, values.shape, header + values.tobytes())
 
 
 def _split(array: Array) -> tuple[_Header, int]:

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from flwr_safedshb.algorithm.budget import LEDGER_NAME, RefusedError
 from flwr_safedshb.algorithm.step import marked
 from flwr_safedshb.client import PrivateClientApp, SafeDSHBClient
-from flwr_safedshb.flower.compat import identify
+from flwr_safedshb.flower.compat import set_process_run
 from flwr_safedshb.privacy.ledger import database
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from flwr_safedshb.privacy.plan import PrivacyPlan
@@ -87,7 +87,7 @@ class Node:
 
     def train(self, content: RecordDict) -> str:
         """Send a message, and name the answer."""
-        identify(self._context.run_id)
+        set_process_run(self._context.run_id)
         message = Message(content, dst_node_id=11, message_type="train")
         try:
             reply = self._app(message, self._context)

@@ -17,10 +17,10 @@ from flwr_safedshb.algorithm.wire import Arrays, encoded, read
 from flwr_safedshb.attacks.base import Aggregate, Attack, Floats
 from flwr_safedshb.flower.compat import (
     ErrorCode,
-    copied,
-    refilled,
-    same,
-    set_id,
+    copy_content,
+    replace_entries_unchecked,
+    set_message_id,
+    shallow_copy,
 )
 from flwr_safedshb.flower.grid import WrappedGrid
 from flwr_safedshb.simulation.evaluation_attack import asks_for_counts, lie_like
@@ -150,7 +150,7 @@ class AdversarialGrid(WrappedGrid):
             if attacked and message.metadata.dst_node_id in malicious:
                 self._intercepted += 1
                 message_id = f"intercepted-{self._intercepted}"
-                set_id(message, message_id)
+                set_message_id(message, message_id)
                 step.intercepted[message_id] = message
             else:
                 passed.append(message)
@@ -182,7 +182,7 @@ class AdversarialGrid(WrappedGrid):
         sent = attack(vectors, len(asked), self._rng, self._aggregate)
         for message, vector in zip(asked, sent, strict=True):
             reply = Message(replaced(honest[0].content, vector), reply_to=message)
-            set_id(reply, f"{message.metadata.message_id}-reply")
+            set_message_id(reply, f"{message.metadata.message_id}-reply")
             yield reply
 
 
@@ -193,7 +193,7 @@ def _lies(asked: list[Message], replies: list[Message]) -> Iterator[Message]:
             yield _failed(message)
             continue
         reply = Message(content, reply_to=message)
-        set_id(reply, f"{message.metadata.message_id}-reply")
+        set_message_id(reply, f"{message.metadata.message_id}-reply")
         yield reply
 
 
@@ -201,7 +201,7 @@ def _failed(message: Message) -> Message:
     """Return an error, so that nobody waits for what will not come."""
     error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "no honest vector to go by")
     reply = Message(error, reply_to=message)
-    set_id(reply, f"{message.metadata.message_id}-reply")
+    set_message_id(reply, f"{message.metadata.message_id}-reply")
     return reply
 
 
@@ -232,9 +232,9 @@ def replaced(content: RecordDict, vector: NDArray[np.floating]) -> RecordDict:
         with np.errstate(over="ignore", invalid="ignore"):
             values = part.astype(old.dtype).reshape(old.shape)
         # What a NumPyClient sends declares neither shape nor dtype.
-        arrays[name] = same(array)
+        arrays[name] = shallow_copy(array)
         arrays[name].data = encoded(values).data
         start += old.size
-    copy = copied(content)
-    copy[key] = refilled(record, arrays)
+    copy = copy_content(content)
+    copy[key] = replace_entries_unchecked(record, arrays)
     return copy

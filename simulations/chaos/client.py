@@ -24,7 +24,7 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 
 from flwr_safedshb.algorithm.wire import MARK
-from flwr_safedshb.flower.compat import redirect
+from flwr_safedshb.flower.compat import set_reply_to
 from simulations.chaos.problem import DIMENSION, EXAMPLES, HOSTILE
 from simulations.chaos.trace import note
 
@@ -91,7 +91,7 @@ def _replayed(message: Message, context: Context) -> Message:
     content = _content(context.state.array_records[_ARRAYS])
     reply = Message(content, reply_to=message)
     before = context.state.config_records[_SENT]["to"]
-    redirect(reply, str(before))
+    set_reply_to(reply, str(before))
     return reply
 
 

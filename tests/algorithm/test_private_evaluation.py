@@ -14,7 +14,7 @@ from flwr_safedshb.algorithm.private_evaluation import (
     interval_in_words,
 )
 from flwr_safedshb.algorithm.wire import MARK
-from flwr_safedshb.flower.compat import set_id
+from flwr_safedshb.flower.compat import set_message_id
 from flwr_safedshb.simulation.in_process import InProcessGrid
 from flwr_safedshb.strategy import SafeDSHB
 from tests.federation import layers, model
@@ -36,7 +36,7 @@ def answers(told: Sequence[Answer]) -> tuple[list[Message], list[Message]]:
     content = RecordDict({"arrays": model()})
     sent = [Message(content, n, "evaluate") for n in grid.get_node_ids()]
     for number, message in enumerate(sent):
-        set_id(message, f"m{number}")
+        set_message_id(message, f"m{number}")
     replies = [
         Message(RecordDict({"metrics": MetricRecord(each)}), reply_to=message)  # type: ignore[arg-type]
         for message, each in zip(sent, told, strict=True)
