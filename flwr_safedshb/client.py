@@ -331,7 +331,7 @@ def readable(
 ) -> tuple[tuple[str, ...], Arrays]:
     """Return names and values of a message in the order of the client's model."""
     try:
-        return client.template.read(record)
+        return client.template.decode(record)
     except ValueError as error:
         reason = str(error)  # about the bytes of the message, and nothing else
     raise RefusedError(reason)

@@ -36,7 +36,7 @@ from flwr.server.strategy import Strategy
 from flwr_safedshb.algorithm.participation import warn_of_strangers
 from flwr_safedshb.algorithm.resumable import StopRun
 from flwr_safedshb.algorithm.settings import check_initial
-from flwr_safedshb.algorithm.wire import MARK
+from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
 from flwr_safedshb.flower.compat import (
     NUMPY,
     ErrorCode,
@@ -260,8 +260,8 @@ def _momentum(result: FitRes) -> RecordDict:
         for i, data in enumerate(sent.tensors if sent.tensor_type == NUMPY else ())
     }
     metrics = _numbers(result.metrics)
-    if MARK in result.metrics:
-        metrics[MARK] = 1
+    if MOMENTUM_TAG in result.metrics:
+        metrics[MOMENTUM_TAG] = 1
     return RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
 
 

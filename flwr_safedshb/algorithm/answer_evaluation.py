@@ -22,7 +22,7 @@ from flwr_safedshb.algorithm.step import (
     check_shapes,
     commit,
     load,
-    marked,
+    make_momentum_tag,
     run_length,
 )
 from flwr_safedshb.algorithm.wire import Arrays
@@ -142,7 +142,7 @@ def private_answer(
     if (reason := check_mods(client.trusted_mods)) is not None:
         raise RefusedError(reason)
     try:
-        return {**evaluate(client, parameters, config), **marked()}
+        return {**evaluate(client, parameters, config), **make_momentum_tag()}
     except BaseException as error:
         refused = refusal(error)
     raise refused

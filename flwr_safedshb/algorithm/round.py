@@ -48,9 +48,9 @@ from flwr_safedshb.algorithm.settings import run_length, warn_of_idle_settings
 from flwr_safedshb.algorithm.wire import (
     LEARNING_RATE,
     LOCAL_STEPS,
-    STATE,
+    REPORT_PRIVACY,
     Template,
-    descended,
+    apply_update,
 )
 from flwr_safedshb.flower.compat import replace_entries_unchecked
 from flwr_safedshb.theory import kappa_spectral
@@ -162,7 +162,7 @@ class Rounds(ResumableStrategy):
             LEARNING_RATE: rate,
             # The step before this one may have to be taken up again.
             "anchor": due,
-            STATE: states,
+            REPORT_PRIVACY: states,
             **run_length(self, progress),
             # Objects have the hash of their bytes for a name: nobody can guess it.
             "nonce": secrets.token_hex(8),
@@ -304,7 +304,7 @@ def conclude(
                 layers = [m.layers for m in momentums]
                 findings |= estimates(layers, direction, weighing, sent.noise_std)
             rate = sent.local_steps * sent.learning_rate
-            arrays = descended(sent.arrays, direction, rate)
+            arrays = apply_update(sent.arrays, direction, rate)
             if arrays is None:
                 log(WARNING, "Round skipped: the step would leave the range of numbers")
     said = ((node, reply.records) for node, reply in screened.accepted)

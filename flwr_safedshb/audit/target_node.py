@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from flwr_safedshb.algorithm.budget import LEDGER_NAME, RefusedError
-from flwr_safedshb.algorithm.step import marked
+from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
 from flwr_safedshb.client import PrivateClientApp, SafeDSHBClient
 from flwr_safedshb.flower.compat import set_process_run
 from flwr_safedshb.privacy.ledger import database
@@ -120,7 +120,7 @@ def described(arrays: Sequence[object], metrics: Mapping[str, object]) -> str:
         assert isinstance(array, np.ndarray)
         finite = "finite" if np.isfinite(array).all() else "NOT FINITE"
         words.append(f"{array.dtype}{array.shape} {finite}")
-    said = {name: value for name, value in metrics.items() if name not in marked()}
+    said = {name: value for name, value in metrics.items() if name != MOMENTUM_TAG}
     return f"answered: {', '.join(words)}; {said}"
 
 

@@ -13,7 +13,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from flwr_safedshb.algorithm.wire import Arrays, encoded, read
+from flwr_safedshb.algorithm.wire import Arrays, decode_arrays, encode_array
 from flwr_safedshb.attacks.base import Aggregate, Attack, Floats
 from flwr_safedshb.flower.compat import (
     ErrorCode,
@@ -177,7 +177,7 @@ class AdversarialGrid(WrappedGrid):
         vectors = np.stack([flattened(reply.content) for reply in honest])
         attack = self._attack
         if self._gradient and isinstance(attack, Attack) and attack.wants_gradient:
-            model = read(next(iter(asked[0].content.array_records.values())))
+            model = decode_arrays(next(iter(asked[0].content.array_records.values())))
             attack = attack.informed(self._gradient(model))
         sent = attack(vectors, len(asked), self._rng, self._aggregate)
         for message, vector in zip(asked, sent, strict=True):
@@ -218,7 +218,7 @@ class _Step:
 def flattened(content: RecordDict) -> NDArray[np.float64]:
     """Return all arrays of the first ArrayRecord as one vector, (d,)."""
     record = next(iter(content.array_records.values()))
-    layers = [layer.reshape(-1) for layer in read(record)]
+    layers = [layer.reshape(-1) for layer in decode_arrays(record)]
     return np.concatenate(layers, dtype=np.float64)
 
 
@@ -227,13 +227,13 @@ def replaced(content: RecordDict, vector: NDArray[np.floating]) -> RecordDict:
     key, record = next(iter(content.array_records.items()))
     arrays = {}
     start = 0
-    for (name, array), old in zip(record.items(), read(record), strict=True):
+    for (name, array), old in zip(record.items(), decode_arrays(record), strict=True):
         part = vector[start : start + old.size]
         with np.errstate(over="ignore", invalid="ignore"):
             values = part.astype(old.dtype).reshape(old.shape)
         # What a NumPyClient sends declares neither shape nor dtype.
         arrays[name] = shallow_copy(array)
-        arrays[name].data = encoded(values).data
+        arrays[name].data = encode_array(values).data
         start += old.size
     copy = copy_content(content)
     copy[key] = replace_entries_unchecked(record, arrays)

@@ -23,7 +23,7 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 
-from flwr_safedshb.algorithm.wire import MARK
+from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
 from flwr_safedshb.flower.compat import set_reply_to
 from simulations.chaos.problem import DIMENSION, EXAMPLES, HOSTILE
 from simulations.chaos.trace import note
@@ -96,5 +96,5 @@ def _replayed(message: Message, context: Context) -> Message:
 
 
 def _content(arrays: ArrayRecord) -> RecordDict:
-    metrics = MetricRecord({"num-examples": EXAMPLES, MARK: 1})
+    metrics = MetricRecord({"num-examples": EXAMPLES, MOMENTUM_TAG: 1})
     return RecordDict({"arrays": arrays, "metrics": metrics})

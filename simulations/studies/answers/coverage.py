@@ -18,7 +18,7 @@ from flwr_safedshb.algorithm.answer_evaluation import (
 )
 from flwr_safedshb.algorithm.evaluation_names import CORRECT, NOISE_STD
 from flwr_safedshb.algorithm.private_evaluation import PrivateEvaluations, concluded
-from flwr_safedshb.algorithm.wire import MARK
+from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
 from flwr_safedshb.flower.compat import set_message_id
 from flwr_safedshb.privacy.accounting.accountant import epsilon
 from flwr_safedshb.privacy.evaluation import Question, private_counts
@@ -97,7 +97,9 @@ def _concluded(told: Sequence[Metrics]) -> dict[str, float]:
     for i, message in enumerate(sent):
         set_message_id(message, f"asked-{i}")
     replies = [
-        Message(RecordDict({"m": MetricRecord({**each, MARK: 1})}), reply_to=message)
+        Message(
+            RecordDict({"m": MetricRecord({**each, MOMENTUM_TAG: 1})}), reply_to=message
+        )
         for message, each in zip(sent, told, strict=True)
     ]
     found = concluded(PrivateEvaluations(1, MAX_LOSS), sent, LIARS, replies)
