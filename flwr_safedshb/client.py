@@ -41,7 +41,7 @@ from flwr_safedshb.algorithm.held_out import divided, split_plans
 from flwr_safedshb.algorithm.model_arrays import trained
 from flwr_safedshb.algorithm.step import Scalar, Steps
 from flwr_safedshb.algorithm.wire import Arrays, Template, reply_with
-from flwr_safedshb.flower.compat import Mod, numpy_client_of
+from flwr_safedshb.flower.compat import Mod, unwrap_numpy_client
 from flwr_safedshb.privacy.bad_examples import log_causes
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.datasets import DatasetError, Unpack, make_examples
@@ -314,7 +314,7 @@ def private_client(client: object) -> SafeDSHBClient:
         If it is another kind of client: this app would make it private by name alone.
     """
     if not isinstance(client, SafeDSHBClient):
-        client = numpy_client_of(client)
+        client = unwrap_numpy_client(client)
     if isinstance(client, SafeDSHBClient):
         return client
     raise RefusedError(
@@ -331,7 +331,7 @@ def readable(
 ) -> tuple[tuple[str, ...], Arrays]:
     """Return names and values of a message in the order of the client's model."""
     try:
-        return client.template.read(record)
+        return client.template.decode(record)
     except ValueError as error:
         reason = str(error)  # about the bytes of the message, and nothing else
     raise RefusedError(reason)

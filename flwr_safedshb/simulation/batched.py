@@ -24,7 +24,7 @@ from flwr_safedshb.client import (
     content_of,
     readable,
 )
-from flwr_safedshb.flower.compat import separate, set_id
+from flwr_safedshb.flower.compat import copy_context, set_message_id
 from flwr_safedshb.privacy.bad_examples import ignore_warnings, log_causes
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.datasets import (
@@ -67,8 +67,8 @@ class BatchedGrid(InProcessGrid):
         """Return a reply, which a private app has just made and holds no longer."""
         if not isinstance(self._app, PrivateClientApp):
             return super().received(reply, message_id, working)
-        set_id(reply, message_id)
-        return reply, separate(working)
+        set_message_id(reply, message_id)
+        return reply, copy_context(working)
 
     def _together(
         self, app: PrivateClientApp, messages: list[Message]
@@ -80,8 +80,8 @@ class BatchedGrid(InProcessGrid):
             if context is None:
                 replies[i] = self.unavailable(message, message_id)
             else:
-                set_id(message, message_id)
-                asked[i] = separate(context)
+                set_message_id(message, message_id)
+                asked[i] = copy_context(context)
         results = trained(app, [messages[i] for i in asked], list(asked.values()))
         for (i, working), result in zip(asked.items(), results, strict=True):
             replies[i] = self.concluded(messages[i], working, result)
