@@ -47,7 +47,7 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
         os.close(directory)
 
 
-def private_folder(path: Path) -> Path:
+def make_private_folder(path: Path) -> Path:
     """Make a folder that is this user's alone, or check that one is.
 
     Raises

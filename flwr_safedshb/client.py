@@ -41,12 +41,12 @@ from flwr_safedshb.algorithm.held_out import divided, split_plans
 from flwr_safedshb.algorithm.model_arrays import trained
 from flwr_safedshb.algorithm.step import Scalar, Steps
 from flwr_safedshb.algorithm.wire import Arrays, Template, reply_with
-from flwr_safedshb.flower.compat import Mod, numpy_client_of
-from flwr_safedshb.privacy.bad_examples import causes_shown
+from flwr_safedshb.flower.compat import Mod, unwrap_numpy_client
+from flwr_safedshb.privacy.bad_examples import log_causes
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.datasets import DatasetError, Unpack, examples_of
-from flwr_safedshb.privacy.losses import Loss, UnsupportedModelError, elementary
-from flwr_safedshb.privacy.map_dataset import Items
+from flwr_safedshb.privacy.datasets import DatasetError, Unpack, make_examples
+from flwr_safedshb.privacy.losses import Loss, UnsupportedModelError, is_rowwise_loss
+from flwr_safedshb.privacy.map_dataset import ItemExamples
 from flwr_safedshb.privacy.plan import ALL, Clipping, PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import Randomness, SecureRandomness
 
@@ -132,8 +132,8 @@ class SafeDSHBClient(Steps):
             raise ValueError(f"part={plan.part!r} of the plan is for the client to say")
         _refuse_unmade(model, loss, randomness)
         self.randomness = SecureRandomness() if randomness is None else randomness
-        with causes_shown(not self.randomness.private):
-            data = examples_of(dataset, target, unpack, like)
+        with log_causes(not self.randomness.private):
+            data = make_examples(dataset, target, unpack, like)
             if self.randomness.private:
                 data.refuse_undeclared()
         self.dataset = evaluated = data
@@ -152,8 +152,8 @@ class SafeDSHBClient(Steps):
         self.ledger = admit(
             rules, plan, max_epsilon, delta, self.randomness.private, tuple(node_keys)
         )
-        if isinstance(data, Items):
-            with causes_shown(not self.randomness.private):
+        if isinstance(data, ItemExamples):
+            with log_causes(not self.randomness.private):
                 data.refuse_unread(self.ledger is None)
         self.evaluator = None
         if evaluation is not None:
@@ -212,7 +212,7 @@ def _shared(loss: Loss) -> Loss:
 
     Apps make them anew for every message, and what was checked is the very object.
     """
-    if not isinstance(loss, _Loss) or not elementary(loss):
+    if not isinstance(loss, _Loss) or not is_rowwise_loss(loss):
         return loss
     if any(weight is not None for weight in loss._buffers.values()):
         return loss
@@ -314,7 +314,7 @@ def private_client(client: object) -> SafeDSHBClient:
         If it is another kind of client: this app would make it private by name alone.
     """
     if not isinstance(client, SafeDSHBClient):
-        client = numpy_client_of(client)
+        client = unwrap_numpy_client(client)
     if isinstance(client, SafeDSHBClient):
         return client
     raise RefusedError(
@@ -331,7 +331,7 @@ def readable(
 ) -> tuple[tuple[str, ...], Arrays]:
     """Return names and values of a message in the order of the client's model."""
     try:
-        return client.template.read(record)
+        return client.template.decode(record)
     except ValueError as error:
         reason = str(error)  # about the bytes of the message, and nothing else
     raise RefusedError(reason)

@@ -36,9 +36,14 @@ from flwr.server.strategy import Strategy
 from flwr_safedshb.algorithm.participation import warn_of_strangers
 from flwr_safedshb.algorithm.resumable import StopRun
 from flwr_safedshb.algorithm.settings import check_initial
-from flwr_safedshb.algorithm.wire import MARK
-from flwr_safedshb.flower.compat import NUMPY, ErrorCode, plain_array, set_id
-from flwr_safedshb.flower.legacy import ClientProxy, ManagedGrid, grid_behind
+from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
+from flwr_safedshb.flower.compat import (
+    NUMPY,
+    ErrorCode,
+    make_array_unchecked,
+    set_message_id,
+)
+from flwr_safedshb.flower.legacy import ClientManagerGrid, ClientProxy, find_grid
 from flwr_safedshb.strategy import SafeDSHB
 
 EvaluateFn = Callable[
@@ -115,7 +120,7 @@ class ClassicStrategy(Strategy):
         """Tell the clients of a round what to do; nobody, once the run has ended."""
         if self._ended or (self._left is not None and server_round > self._left):
             return []
-        grid = ManagedGrid(client_manager)
+        grid = ClientManagerGrid(client_manager)
         config = _told(self.fit_config, server_round)
         try:
             messages = self.strategy.configure_train(
@@ -124,7 +129,7 @@ class ClassicStrategy(Strategy):
         except StopRun:
             self._end()
             return []
-        behind = grid_behind(client_manager)
+        behind = find_grid(client_manager)
         if self._first and behind is not None and self.strategy.num_malicious_nodes:
             f = self.strategy.num_malicious_nodes
             warn_of_strangers(behind, f, self.strategy.authenticated_nodes)
@@ -165,7 +170,7 @@ class ClassicStrategy(Strategy):
             return []
         config = _told(self.evaluate_config, server_round)
         messages = self.strategy.configure_evaluate(
-            server_round, self._arrays, config, ManagedGrid(client_manager)
+            server_round, self._arrays, config, ClientManagerGrid(client_manager)
         )
         return [
             (proxy, EvaluateIns(_parameters(arrays), config))
@@ -213,7 +218,7 @@ class ClassicStrategy(Strategy):
         self._asked = {}
         for message in messages:
             cid = str(message.metadata.dst_node_id)
-            set_id(message, f"asked-{cid}")
+            set_message_id(message, f"asked-{cid}")
             self._asked[cid] = message
             (arrays,) = message.content.array_records.values()
             (config,) = message.content.config_records.values()
@@ -251,12 +256,12 @@ def _momentum(result: FitRes) -> RecordDict:
     """Return what a client sent, for `screening` to look at."""
     sent = result.parameters
     arrays = {
-        str(i): plain_array("", (), data)
+        str(i): make_array_unchecked("", (), data)
         for i, data in enumerate(sent.tensors if sent.tensor_type == NUMPY else ())
     }
     metrics = _numbers(result.metrics)
-    if MARK in result.metrics:
-        metrics[MARK] = 1
+    if MOMENTUM_TAG in result.metrics:
+        metrics[MOMENTUM_TAG] = 1
     return RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
 
 

@@ -17,26 +17,26 @@ from __future__ import annotations
 import re
 
 # A name of up to 64 letters, digits, dots, dashes and underscores.
-PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 # By what a spreadsheet tells a formula, in any script; and what some take for the end
 # of a cell.
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _ENDS = ";|"
 
 
-def shown(text: str) -> str:
+def escape(text: str) -> str:
     """Return a text on one line, with escapes for what a terminal would obey."""
     return "".join(c if c.isprintable() else _escaped(c) for c in text)
 
 
-def shown_lines(text: str) -> str:
+def escape_lines(text: str) -> str:
     """Return a text with its lines, and escapes for all else a terminal would obey."""
-    return "\n".join(map(shown, text.split("\n")))
+    return "\n".join(map(escape, text.split("\n")))
 
 
-def cell(text: str) -> str:
+def escape_cell(text: str) -> str:
     """Return a text for a cell of a table that no spreadsheet takes for a formula."""
-    safe = "".join(f"\\x{ord(c):02x}" if c in _ENDS else c for c in shown(text))
+    safe = "".join(f"\\x{ord(c):02x}" if c in _ENDS else c for c in escape(text))
     return f"'{safe}" if safe.lstrip(" '\"").startswith(_FORMULA) else safe
 
 

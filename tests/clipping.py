@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flwr_safedshb.privacy.clipping.backward import Together
+from flwr_safedshb.privacy.clipping.backward import BatchedBackward
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients, Loss
 
 cross_entropy = functools.partial(functional.cross_entropy, reduction="none")
@@ -46,7 +46,7 @@ def assert_close(
 def way_of(sums: ClippedGradients) -> str:
     """Name the way that the examples of the last new shape go through the model."""
     *_, path = sums._paths.values()
-    if not isinstance(path, Together):
+    if not isinstance(path, BatchedBackward):
         return "alone"
     return "plain" if path._plain else "vmap"
 

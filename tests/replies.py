@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from flwr_safedshb.algorithm.screening import Reason
-from flwr_safedshb.algorithm.wire import MARK
+from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
 
 Layers = list[NDArray[np.float32]]
 
@@ -29,7 +29,7 @@ def record(layers: list[NDArray[np.generic]], num_examples: int = 1) -> RecordDi
 
 
 def with_arrays(arrays: ArrayRecord, num_examples: int = 1) -> RecordDict:
-    metrics = MetricRecord({"num-examples": num_examples, MARK: 1})
+    metrics = MetricRecord({"num-examples": num_examples, MOMENTUM_TAG: 1})
     return RecordDict({"arrays": arrays, "metrics": metrics})
 
 
@@ -206,7 +206,10 @@ KINDS: dict[str, Hostile] = {
         _added("more", MetricRecord({"loss": 0.5})), "extra-record"
     ),
     "extra metric": Hostile(
-        _added("metrics", MetricRecord({"num-examples": 1, "loss": 0.5, MARK: 1})), None
+        _added(
+            "metrics", MetricRecord({"num-examples": 1, "loss": 0.5, MOMENTUM_TAG: 1})
+        ),
+        None,
     ),
     "num-examples = 1e9": Hostile(_examples(10**9), None),
     "num-examples = 0": Hostile(_examples(0), None),

@@ -22,7 +22,7 @@ from flwr_safedshb import client as clients
 from flwr_safedshb import trained_arrays
 from flwr_safedshb.algorithm import step as steps
 from flwr_safedshb.algorithm.budget import LEDGER_NAME
-from flwr_safedshb.algorithm.wire import MARK
+from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
 from flwr_safedshb.client import RefusedError, SafeDSHBClient, client_app
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.plan import PrivacyPlan
@@ -390,11 +390,11 @@ def test_replies_hold_the_momentum_and_the_number_of_examples_only() -> None:
     (reply,) = send(client_app(make))
     assert reply.content.keys() == {"arrays", "metrics"}
     told = dict(reply.content.metric_records["metrics"])
-    assert told.pop(MARK) is not None
+    assert told.pop(MOMENTUM_TAG) is not None
     assert told == {"num-examples": 20}
     legacy = ClientApp(client_fn=lambda context: make(context).to_client())
     (reply,) = send(legacy, legacy=True)
-    assert reply.content.config_records["fitres.metrics"].keys() == {MARK}
+    assert reply.content.config_records["fitres.metrics"].keys() == {MOMENTUM_TAG}
 
 
 def test_nobody_can_guess_what_a_reply_is_made_of() -> None:

@@ -21,7 +21,7 @@ from flwr_safedshb.algorithm import wire as exchanged
 from flwr_safedshb.algorithm.screening import Excluded, screen
 from flwr_safedshb.algorithm.wire import Template
 from flwr_safedshb.client import RefusedError, client_app
-from flwr_safedshb.flower.compat import identify
+from flwr_safedshb.flower.compat import set_process_run
 from simulations.loopback import ROOT
 from tests.clients import THETA, ledger, make, node
 
@@ -110,7 +110,7 @@ def npy_bytes(values: NDArray[np.object_]) -> bytes:
 def test_a_server_cannot_make_a_client_unpickle(kind: str, tmp_path: Path) -> None:
     arrays = ArrayRecord({"weight": armed()[kind], "bias": Array(THETA[1])})
     config = ConfigRecord({"step": 0, "momentum": 0.5})
-    identify(1)
+    set_process_run(1)
     content = RecordDict({"arrays": arrays, "config": config})
     for message_type in ("train", "evaluate"):
         message = Message(content, dst_node_id=2, message_type=message_type)
@@ -124,7 +124,7 @@ def test_a_server_cannot_make_a_client_unpickle(kind: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("kind", armed())
 def test_a_client_cannot_make_the_server_unpickle(kind: str) -> None:
     model = ArrayRecord({"weight": Array(THETA[0]), "bias": Array(THETA[1])})
-    identify(1)
+    set_process_run(1)
     asked = Message(RecordDict(), dst_node_id=2, message_type="train")
     arrays = ArrayRecord({"weight": armed()[kind], "bias": Array(THETA[1])})
     reply = Message(RecordDict({"arrays": arrays}), reply_to=asked)
@@ -145,7 +145,7 @@ def test_a_reply_larger_than_the_model_is_refused_before_it_is_decoded(
         raise AssertionError("decoded")
 
     monkeypatch.setattr(exchanged, "_split", decode)
-    identify(1)
+    set_process_run(1)
     asked = Message(RecordDict(), dst_node_id=2, message_type="train")
     # The first array is in order: sizes are looked at before any array is.
     large = Array(np.zeros(10**6, np.float32))

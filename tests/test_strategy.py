@@ -24,7 +24,7 @@ from flwr_safedshb.aggregation import SMEA, Average, Filter, Krum, Median, Rule
 from flwr_safedshb.aggregation.rule import Clients
 from flwr_safedshb.algorithm.participation import malicious_bound
 from flwr_safedshb.algorithm.resumable import NothingTrainedError
-from flwr_safedshb.flower.grid import CarefulGrid, WrappedGrid
+from flwr_safedshb.flower.grid import FaultTolerantGrid, WrappedGrid
 from flwr_safedshb.simulation.in_process import InProcessGrid
 from flwr_safedshb.strategy import SafeDSHB
 from tests.federation import (
@@ -277,7 +277,7 @@ def test_waiting_for_replies_ends_at_the_timeout() -> None:
             self.asked += 1
             return [] if self.asked < 3 else list(self.grid.pull_messages(message_ids))
 
-    grid = CarefulGrid(Slow(federation(1)))
+    grid = FaultTolerantGrid(Slow(federation(1)))
     content = RecordDict({"config": ConfigRecord({"step": 0})})
 
     def ask(timeout: float | None) -> int:

@@ -22,11 +22,11 @@ from flwr_safedshb.algorithm.step import (
     check_shapes,
     commit,
     load,
-    marked,
+    make_momentum_tag,
     run_length,
 )
 from flwr_safedshb.algorithm.wire import Arrays
-from flwr_safedshb.flower.compat import objection
+from flwr_safedshb.flower.compat import check_mods
 from flwr_safedshb.privacy.accounting import ranges as limits
 from flwr_safedshb.privacy.datasets import Examples
 from flwr_safedshb.privacy.evaluation import (
@@ -37,7 +37,7 @@ from flwr_safedshb.privacy.evaluation import (
     private_counts,
 )
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from flwr_safedshb.sanitize import PLAIN
+from flwr_safedshb.sanitize import SAFE_NAME
 
 Metrics = dict[str, int | float | list[int] | list[float]]
 
@@ -139,10 +139,10 @@ def private_answer(
     ------
     RefusedError
     """
-    if (reason := objection(client.trusted_mods)) is not None:
+    if (reason := check_mods(client.trusted_mods)) is not None:
         raise RefusedError(reason)
     try:
-        return {**evaluate(client, parameters, config), **marked()}
+        return {**evaluate(client, parameters, config), **make_momentum_tag()}
     except BaseException as error:
         refused = refusal(error)
     raise refused
@@ -216,7 +216,7 @@ def _asked(
         or not 0 <= number < 2**40
     ):
         raise RefusedError(f"the message must have {names.PRIVATE}, a round's number")
-    if not isinstance(session, str) or not PLAIN.fullmatch(session):
+    if not isinstance(session, str) or not SAFE_NAME.fullmatch(session):
         raise RefusedError("the message's session must be a plain name")
     low, high = names.MIN_MAX_LOSS, names.MAX_MAX_LOSS
     if not isinstance(greatest, int | float) or not low <= greatest <= high:

@@ -15,7 +15,7 @@ from typing import cast
 from flwr.app import UserConfigValue
 from flwr.common import log
 
-from flwr_safedshb.atomic_io import private_folder
+from flwr_safedshb.atomic_io import make_private_folder
 from flwr_safedshb.privacy.accounting.ranges import MAX_STEPS
 from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
 from flwr_safedshb.privacy.plan import PrivacyPlan
@@ -247,7 +247,7 @@ def _opened(
             "both; set the other, too"
         )
     try:
-        path = private_folder(Path(state_dir)) / LEDGER_NAME
+        path = make_private_folder(Path(state_dir)) / LEDGER_NAME
         ledger = Ledger(path, weakest, delta, policy.unit)
         if max_epsilon is not None and max_epsilon < ledger.max_epsilon:
             ledger = Ledger(path, max_epsilon, delta)

@@ -26,7 +26,7 @@ from flwr_safedshb.algorithm.settings import (
     shortened,
 )
 from flwr_safedshb.atomic_io import replace_file
-from flwr_safedshb.sanitize import PLAIN, shown
+from flwr_safedshb.sanitize import SAFE_NAME, escape
 
 _FORMAT = 3
 # Bytes of everything but the models; and of a model whose size is not known.
@@ -96,7 +96,7 @@ def load(path: Path, model_bytes: int = _LARGE) -> Progress | None:
         TypeError,
         ValueError,
     ) as error:
-        reason = shown(str(error))[:200]
+        reason = escape(str(error))[:200]
         raise ValueError(
             f"checkpoint={str(path)!r} is no checkpoint of this version ({reason}); "
             "give another path, or remove it to start anew"
@@ -141,7 +141,7 @@ def _progress(arrays: Arrays) -> Progress:
     if output is not None and not _alike(output, model):
         raise ValueError("the model it keeps is another one")
     session, settings = content["session"], content["settings"]
-    if not isinstance(session, str) or not PLAIN.fullmatch(session):
+    if not isinstance(session, str) or not SAFE_NAME.fullmatch(session):
         raise ValueError("its session has no plain name")
     if not isinstance(settings, dict) or not _shallow(settings):
         raise ValueError("its settings are none")

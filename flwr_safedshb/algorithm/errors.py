@@ -7,7 +7,7 @@ from logging import ERROR
 from flwr.common import log
 
 from flwr_safedshb.algorithm.budget import RefusedError
-from flwr_safedshb.flower.compat import is_exit_of_flower
+from flwr_safedshb.flower.compat import is_flower_exit
 from flwr_safedshb.privacy.bad_examples import is_stop_signal
 from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted, LedgerError
 from flwr_safedshb.privacy.losses import UnsupportedModelError
@@ -44,4 +44,4 @@ def refusal(error: BaseException) -> RefusedError:
 
 def is_stop(error: BaseException) -> bool:
     """Return whether the owner stops the node: by a signal, or by Flower's own exit."""
-    return is_stop_signal(error) or is_exit_of_flower(error)
+    return is_stop_signal(error) or is_flower_exit(error)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flwr_safedshb.privacy.datasets import Examples, Whole
+from flwr_safedshb.privacy.datasets import ArrayExamples, Examples
 from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
 from flwr_safedshb.privacy.plan import PrivacyPlan
 
@@ -39,7 +39,7 @@ def divided(examples: Examples, held_out: int) -> tuple[Examples, Examples]:
         )
     aside = _held_out(size, held_out)
     others = np.setdiff1d(np.arange(size), aside)
-    return examples.some(others), examples.some(aside)
+    return examples.subset(others), examples.subset(aside)
 
 
 def _held_out(size: int, held_out: int) -> NDArray[np.int64]:
@@ -65,7 +65,7 @@ def split_plans(
     ledger : Ledger, optional
         None for a simulation.
     """
-    if not isinstance(data, Whole):
+    if not isinstance(data, ArrayExamples):
         return plan, evaluation
     digest = "0" * 16
     if ledger is not None:

@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from torch import nn
 
-from flwr_safedshb.algorithm.wire import encoded
+from flwr_safedshb.algorithm.wire import encode_array
 
 # Types of values that torch and numpy hold alike.
 SHARED = frozenset({torch.float32, torch.float64})
@@ -29,7 +29,7 @@ def trained_arrays(model: nn.Module) -> ArrayRecord:
     What a run returns goes back by ``model.load_state_dict(
     result.arrays.to_torch_state_dict(), strict=False)``.
     """
-    return ArrayRecord({n: encoded(_numpy(p)) for n, p in trained(model).items()})
+    return ArrayRecord({n: encode_array(_numpy(p)) for n, p in trained(model).items()})
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:

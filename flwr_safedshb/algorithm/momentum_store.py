@@ -33,7 +33,7 @@ from flwr.app import ConfigRecord, ConfigRecordValues, Context
 from flwr.common import log
 from numpy.typing import NDArray
 
-from flwr_safedshb.flower.compat import refilled
+from flwr_safedshb.flower.compat import replace_entries_unchecked
 from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def keep(
     }
     record = context.state.get(_KEY)
     context.state[_KEY] = (
-        refilled(record, values)
+        replace_entries_unchecked(record, values)
         if isinstance(record, ConfigRecord)
         else ConfigRecord(values)
     )

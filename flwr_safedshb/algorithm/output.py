@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from flwr_safedshb.algorithm.progress import Progress
-from flwr_safedshb.algorithm.wire import read, written
+from flwr_safedshb.algorithm.wire import decode_arrays, encode_record
 
 Output = Literal["last", "uniform", "average"]
 
@@ -39,13 +39,13 @@ def add_to_mean(progress: Progress) -> None:
     count = progress.step - progress.num_rounds // 2
     if count < 1:
         return
-    newest = [array.astype(np.float64) for array in read(progress.arrays)]
+    newest = [array.astype(np.float64) for array in decode_arrays(progress.arrays)]
     if count > 1 and progress.kept is not None:
-        means = [array.astype(np.float64) for array in read(progress.kept)]
+        means = [array.astype(np.float64) for array in decode_arrays(progress.kept)]
         newest = [
             mean + (new - mean) / count for mean, new in zip(means, newest, strict=True)
         ]
-    progress.kept = written(progress.arrays, newest)
+    progress.kept = encode_record(progress.arrays, newest)
 
 
 def returned(progress: Progress, output: Output) -> ArrayRecord:
@@ -55,9 +55,9 @@ def returned(progress: Progress, output: Output) -> ArrayRecord:
         return progress.arrays
     if output == "uniform":
         return kept
-    types = [array.dtype for array in read(progress.arrays)]
+    types = [array.dtype for array in decode_arrays(progress.arrays)]
     means = [
         np.rint(mean).astype(dtype) if dtype.kind in "biu" else mean.astype(dtype)
-        for mean, dtype in zip(read(kept), types, strict=True)
+        for mean, dtype in zip(decode_arrays(kept), types, strict=True)
     ]
-    return written(progress.arrays, means)
+    return encode_record(progress.arrays, means)

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 
 from flwr_safedshb.algorithm.attendance import FAILING_NODES, Attendance
 from flwr_safedshb.flower.compat import lacks_tls
-from flwr_safedshb.flower.grid import innermost, is_simulated
+from flwr_safedshb.flower.grid import is_simulated, unwrap_grid
 
 _POLL_SECONDS = 1.0
 _REMEDY = "start it with TLS and --enable-supernode-auth, and register the nodes' keys"
@@ -302,7 +302,7 @@ def warn_of_strangers(grid: Grid, f: int, authenticated: bool) -> None:
     """
     if is_simulated(grid):
         return
-    if lacks_tls(innermost(grid)):
+    if lacks_tls(unwrap_grid(grid)):
         log(
             WARNING,
             "ANYONE CAN JOIN: the SuperLink has no TLS and so no authentication, one "

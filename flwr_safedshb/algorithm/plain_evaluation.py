@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common import log
 
-from flwr_safedshb.flower.compat import answers
+from flwr_safedshb.flower.compat import is_reply_to
 
 
 def evaluation_content(
@@ -89,7 +89,7 @@ def _first(replies: Iterable[Message], asked: Sequence[Message]) -> Iterator[Mes
     for reply in replies:
         name = reply.metadata.reply_to_message_id
         node = waiting.get(name)
-        if node is not None and answers(reply, name, node):
+        if node is not None and is_reply_to(reply, name, node):
             del waiting[name]
             yield reply
 

@@ -14,7 +14,7 @@ from typing import cast
 from flwr.app import ConfigRecord, MetricRecord
 from flwr.common import log
 
-from flwr_safedshb.algorithm.wire import DELTA, EPSILON, MARK
+from flwr_safedshb.algorithm.wire import DELTA, EPSILON, MOMENTUM_TAG
 
 # Epsilon and delta.
 Statement = tuple[float, float]
@@ -27,7 +27,7 @@ _FAR = 2.0
 def stated(records: Iterable[object]) -> Statement | None:
     """Return what a reply states; None where it does not, or makes no sense."""
     for record in records:
-        if isinstance(record, MetricRecord | ConfigRecord) and MARK in record:
+        if isinstance(record, MetricRecord | ConfigRecord) and MOMENTUM_TAG in record:
             pair = record.get(EPSILON), record.get(DELTA)
             if all(isinstance(n, float | int) and math.isfinite(n) for n in pair):
                 epsilon, delta = (float(cast(float, number)) for number in pair)

@@ -42,8 +42,8 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from flwr_safedshb.algorithm import evaluation_names as names
-from flwr_safedshb.algorithm.wire import MARK
-from flwr_safedshb.flower.compat import answers
+from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
+from flwr_safedshb.flower.compat import is_reply_to
 
 Floats = NDArray[np.float64]
 Metrics = dict[str, int | float | list[int] | list[float]]
@@ -273,7 +273,7 @@ def _screened(
     for reply in replies:
         name = reply.metadata.reply_to_message_id
         node = waiting.get(name)
-        if node is None or not answers(reply, name, node):
+        if node is None or not is_reply_to(reply, name, node):
             continue
         del waiting[name]
         try:
@@ -298,7 +298,7 @@ def _read(reply: Message, per_class: bool) -> Reported | str:
     if len(records) != 1 or not isinstance(records[0], MetricRecord):
         return "extra-record"
     record: Mapping[str, object] = records[0]
-    expected = {names.NUM_EXAMPLES, names.NOISE_STD, *names.SUMS, MARK}
+    expected = {names.NUM_EXAMPLES, names.NOISE_STD, *names.SUMS, MOMENTUM_TAG}
     if set(record) != expected | (set(names.CLASS_SUMS) if per_class else set()):
         return "wrong-keys"
     numbers = [_number(record[name]) for name in (names.NUM_EXAMPLES, names.NOISE_STD)]

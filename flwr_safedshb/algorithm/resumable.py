@@ -44,7 +44,7 @@ from flwr_safedshb.algorithm.settings import (
     warn_of_plain_evaluation,
 )
 from flwr_safedshb.algorithm.wire import Template
-from flwr_safedshb.flower.grid import CarefulGrid, SimulatedGrid
+from flwr_safedshb.flower.grid import FaultTolerantGrid, SimulatedGrid
 
 # Which random choice a generator is for.
 NODES, OUTPUT, EVALUATORS = 0, 1, 2
@@ -151,7 +151,7 @@ class ResumableStrategy(FedAvg):
         with suppress(StopRun):
             super().start(
                 # What answers in this process answers each message alone.
-                grid if isinstance(grid, SimulatedGrid) else CarefulGrid(grid),
+                grid if isinstance(grid, SimulatedGrid) else FaultTolerantGrid(grid),
                 progress.arrays,
                 num_rounds - self._offset,
                 timeout,

@@ -48,11 +48,11 @@ from flwr_safedshb.algorithm.settings import run_length, warn_of_idle_settings
 from flwr_safedshb.algorithm.wire import (
     LEARNING_RATE,
     LOCAL_STEPS,
-    STATE,
+    REPORT_PRIVACY,
     Template,
-    descended,
+    apply_update,
 )
-from flwr_safedshb.flower.compat import refilled
+from flwr_safedshb.flower.compat import replace_entries_unchecked
 from flwr_safedshb.theory import kappa_spectral
 
 Metrics = dict[str, int | float | list[int] | list[float]]
@@ -162,12 +162,12 @@ class Rounds(ResumableStrategy):
             LEARNING_RATE: rate,
             # The step before this one may have to be taken up again.
             "anchor": due,
-            STATE: states,
+            REPORT_PRIVACY: states,
             **run_length(self, progress),
             # Objects have the hash of their bytes for a name: nobody can guess it.
             "nonce": secrets.token_hex(8),
         }
-        asked = refilled(ConfigRecord(), entries)
+        asked = replace_entries_unchecked(ConfigRecord(), entries)
         content = RecordDict({self.arrayrecord_key: arrays})
         content[self.configrecord_key] = asked
         group = str(step + 1)  # which the logs of nodes show
@@ -202,7 +202,7 @@ class Rounds(ResumableStrategy):
         arrays, found = conclude(self._round, self.aggregation, replies)
         if progress.step == self._offset:
             refuse_total_failure(found, self._round.num_malicious)
-        metrics = refilled(MetricRecord(), found)
+        metrics = replace_entries_unchecked(MetricRecord(), found)
         progress.step += 1
         if arrays is not None:
             progress.arrays = arrays
@@ -304,7 +304,7 @@ def conclude(
                 layers = [m.layers for m in momentums]
                 findings |= estimates(layers, direction, weighing, sent.noise_std)
             rate = sent.local_steps * sent.learning_rate
-            arrays = descended(sent.arrays, direction, rate)
+            arrays = apply_update(sent.arrays, direction, rate)
             if arrays is None:
                 log(WARNING, "Round skipped: the step would leave the range of numbers")
     said = ((node, reply.records) for node, reply in screened.accepted)

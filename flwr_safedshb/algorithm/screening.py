@@ -20,8 +20,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from numpy.typing import NDArray
 
-from flwr_safedshb.algorithm.wire import MARK, MisfitError, Template
-from flwr_safedshb.flower.compat import Record, answers
+from flwr_safedshb.algorithm.wire import MOMENTUM_TAG, MisfitError, Template
+from flwr_safedshb.flower.compat import Record, is_reply_to
 
 Reason = Literal[
     "missing",
@@ -137,7 +137,7 @@ def screen_all(
     for reply in replies:
         name = reply.metadata.reply_to_message_id
         node = waiting.get(name)
-        if node is None or not answers(reply, name, node):
+        if node is None or not is_reply_to(reply, name, node):
             log(WARNING, "\t> A message that answers nothing of this round: ignored")
             ignored += 1
             continue
@@ -210,13 +210,13 @@ def _screened(
     ):
         return Excluded("extra-record")
     try:
-        found, encoded = template.fitted(arrays[0], DTYPE)
+        found, encoded = template.decode_untrusted(arrays[0], DTYPE)
     except MisfitError as error:
         return Excluded(error.reason)
     layers = [layer.view(np.float32) for layer in found]
     if not all(np.isfinite(layer).all() for layer in layers):
         return Excluded("not-finite")
-    if not foreign and not any(MARK in record for record in records):
+    if not foreign and not any(MOMENTUM_TAG in record for record in records):
         return Excluded("unmarked")
     if norm_bound < math.inf and norm(layers) > norm_bound:
         return Excluded("too-long")

@@ -23,7 +23,7 @@ from flwr_safedshb.algorithm.wire import (
     MAX_LOCAL_STEPS,
     RUN_EVALUATIONS,
     RUN_STEPS,
-    read,
+    decode_arrays,
 )
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def check_initial(initial: object) -> None:
         kind = "empty" if isinstance(initial, ArrayRecord) else type(initial).__name__
         problem = f"are {kind}, and no ArrayRecord with the arrays of a model"
     else:
-        for name, array in zip(initial, read(initial), strict=True):
+        for name, array in zip(initial, decode_arrays(initial), strict=True):
             if array.dtype.kind != "f":
                 problem = f"have {name!r} of {array.dtype}, which cannot be trained"
                 break

@@ -32,26 +32,31 @@ from flwr_safedshb.algorithm.privacy_statement import statement
 from flwr_safedshb.algorithm.wire import (
     LEARNING_RATE,
     LOCAL_STEPS,
-    MARK,
     MAX_LOCAL_STEPS,
+    MOMENTUM_TAG,
+    REPORT_PRIVACY,
     RUN_EVALUATIONS,
     RUN_STEPS,
-    STATE,
     Arrays,
     Template,
-    stepped,
+    sgd_step,
 )
-from flwr_safedshb.flower.compat import Mod, objection
+from flwr_safedshb.flower.compat import Mod, check_mods
 from flwr_safedshb.privacy.accounting.ranges import MAX_STEPS
-from flwr_safedshb.privacy.bad_examples import causes_shown
+from flwr_safedshb.privacy.bad_examples import log_causes
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.datasets import Examples
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from flwr_safedshb.privacy.losses import Loss
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from flwr_safedshb.privacy.private_gradient import BLOCK, Draw, Vector, private_vector
+from flwr_safedshb.privacy.private_gradient import (
+    BLOCK,
+    BatchSource,
+    Vector,
+    private_vector,
+)
 from flwr_safedshb.privacy.randomness.noise import Randomness
-from flwr_safedshb.sanitize import PLAIN
+from flwr_safedshb.sanitize import SAFE_NAME
 
 if TYPE_CHECKING:
     from flwr_safedshb.algorithm.answer_evaluation import Evaluator
@@ -108,14 +113,14 @@ class GradientRequest:
     weights: Arrays
 
     @property
-    def draw(self) -> Draw:
+    def draw(self) -> BatchSource:
         """Whose examples the gradient is of, with the randomness of this step."""
         client = self.client
         # The partition of a simulation: node ids differ between engines.
         config, node = client.context.node_config, client.context.node_id
         place = int(config.get("partition-id", node))
         source = client.randomness.for_step(place, self.number)
-        return Draw(client.dataset, client.plan, source)
+        return BatchSource(client.dataset, client.plan, source)
 
     def load_weights(self) -> None:
         """Give the client's model the weights of the request."""
@@ -181,7 +186,7 @@ class Steps(NumPyClient):
         ------
         RefusedError
         """
-        if (reason := objection(self.trusted_mods)) is not None:
+        if (reason := check_mods(self.trusted_mods)) is not None:
             raise RefusedError(reason)
         try:
             momentum, stated = yield from training_step(self, parameters, config)
@@ -190,7 +195,7 @@ class Steps(NumPyClient):
         except BaseException as error:
             refused = refusal(error)
         else:
-            return momentum, self.plan.num_examples, {**stated, **marked()}
+            return momentum, self.plan.num_examples, {**stated, **make_momentum_tag()}
         # Outside the handler, so that no cause is attached.
         raise refused
 
@@ -221,7 +226,7 @@ def training_step(
             total = momentum.astype(np.float64) if total is None else total + momentum
             direction = client.template.split(momentum)
             pairs = zip(weights, direction, strict=True)
-            weights = [stepped(*pair, step.learning_rate) for pair in pairs]
+            weights = [sgd_step(*pair, step.learning_rate) for pair in pairs]
     keep(replace(step, number=number), momentum, past, client.context, client.ledger)
     reply = momentum if total is None else (total / step.count).astype(np.float32)
     return client.template.split(reply), statement(client, step) if step.states else {}
@@ -249,7 +254,7 @@ def _compute_gradient(request: GradientRequest) -> Vector | BaseException:
     try:
         request.load_weights()
         # Only a simulation may say what is wrong with its examples.
-        with causes_shown(not client.randomness.private):
+        with log_causes(not client.randomness.private):
             return private_vector(client.gradients, request.draw, client.weight_decay)
     except BaseException as error:
         return error
@@ -272,12 +277,12 @@ def step_of(client: Steps, parameters: Arrays, config: Mapping[str, object]) -> 
         )
     if not isinstance(beta, float | int) or not 0.0 <= beta < 1.0:
         raise RefusedError("the message must have momentum, a number in [0, 1)")
-    if not isinstance(session, str) or not PLAIN.fullmatch(session):
+    if not isinstance(session, str) or not SAFE_NAME.fullmatch(session):
         raise RefusedError(
             "the message's session must be up to 64 letters, digits, '.', '_', '-'"
         )
     check_shapes(client, parameters)
-    anchor, states = config.get("anchor", True), config.get(STATE, False)
+    anchor, states = config.get("anchor", True), config.get(REPORT_PRIVACY, False)
     more = bool(anchor), *_several(config), bool(states)
     return Step(number, float(beta), session, *more, run_length(config))
 
@@ -343,7 +348,7 @@ def charge(client: Steps, step: Step) -> Kept:
     cost nothing.
     """
     # Only a simulation may say what is wrong with its examples.
-    with causes_shown(not client.randomness.private):
+    with log_causes(not client.randomness.private):
         if client.dataset.like is not None:
             client.gradients.prepare(*client.dataset.like)
     past = recall(
@@ -393,10 +398,10 @@ def _updated(gradient: Vector, before: Vector, beta: float) -> Vector:
     return gradient
 
 
-def marked() -> dict[str, int]:
+def make_momentum_tag() -> dict[str, int]:
     """Return the mark of a momentum, with a number that nobody can guess.
 
     A record travels under the hash of its bytes. One that others could guess they could
     send first, with parts that are not its own.
     """
-    return {MARK: secrets.randbits(62)}
+    return {MOMENTUM_TAG: secrets.randbits(62)}

@@ -21,11 +21,15 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
-from flwr_safedshb.flower.compat import NUMPY, plain_array, refilled
+from flwr_safedshb.flower.compat import (
+    NUMPY,
+    make_array_unchecked,
+    replace_entries_unchecked,
+)
 
 # A number under this name, its own in every reply, says that the arrays are a momentum:
 # a guard against mistakes, and no proof.
-MARK = "safe-dshb"
+MOMENTUM_TAG = "safe-dshb"
 # Steps that a node takes before it answers (K), and the rate that it takes them at.
 LOCAL_STEPS = "local-steps"
 LEARNING_RATE = "learning-rate"
@@ -36,7 +40,7 @@ MAX_LOCAL_STEPS = 1000
 RUN_STEPS, RUN_EVALUATIONS = "run-steps", "run-evaluations"
 
 # Asks a node to state what a run costs its examples, under the names that follow.
-STATE, EPSILON, DELTA = "state-privacy", "epsilon", "delta"
+REPORT_PRIVACY, EPSILON, DELTA = "state-privacy", "epsilon", "delta"
 
 Arrays = list[NDArray[np.generic]]
 Misfit = Literal["wrong-keys", "too-large", "wrong-dtype", "wrong-shape"]
@@ -79,9 +83,9 @@ class Template:
     @classmethod
     def of(cls, record: ArrayRecord) -> Template:
         """Return the template of a model that this side holds itself."""
-        return cls(tuple(record), tuple(array.shape for array in read(record)))
+        return cls(tuple(record), tuple(array.shape for array in decode_arrays(record)))
 
-    def read(self, record: ArrayRecord) -> tuple[tuple[str, ...], Arrays]:
+    def decode(self, record: ArrayRecord) -> tuple[tuple[str, ...], Arrays]:
         """Return names and values of what the server sends, in the model's order.
 
         Raises
@@ -116,7 +120,7 @@ class Template:
         parts = np.split(vector, ends)
         return [p.reshape(s) for p, s in zip(parts, self.shapes, strict=True)]
 
-    def fitted(
+    def decode_untrusted(
         self, record: ArrayRecord, dtype: np.dtype[np.generic]
     ) -> tuple[Arrays, tuple[bytes, ...]]:
         """Return the values of a record that others have made, and their bytes.
@@ -152,7 +156,7 @@ class Template:
         raise MisfitError("wrong-keys")
 
 
-def read(record: ArrayRecord) -> Arrays:
+def decode_arrays(record: ArrayRecord) -> Arrays:
     """Return the values of a record's arrays, as views that cannot be written to.
 
     Raises
@@ -163,10 +167,14 @@ def read(record: ArrayRecord) -> Arrays:
     return [_values(array, *_split(array)) for array in record.values()]
 
 
-def written(names: Iterable[str], arrays: Iterable[NDArray[np.generic]]) -> ArrayRecord:
+def encode_record(
+    names: Iterable[str], arrays: Iterable[NDArray[np.generic]]
+) -> ArrayRecord:
     """Return a record with these names, which may be those of another, and values."""
     values = zip(names, arrays, strict=True)
-    return refilled(_NOTHING, {name: encoded(array) for name, array in values})
+    return replace_entries_unchecked(
+        _NOTHING, {name: encode_array(array) for name, array in values}
+    )
 
 
 def reply_with(
@@ -180,26 +188,28 @@ def reply_with(
 
     Of what the client says beside it, only its mark and the cost of the run go along.
     """
-    kept = {name: said[name] for name in (EPSILON, DELTA, MARK) if name in said}
+    kept = {name: said[name] for name in (EPSILON, DELTA, MOMENTUM_TAG) if name in said}
     metrics = {"num-examples": num_examples, **kept}
     records = {
-        "arrays": written(names, momentum),
-        "metrics": refilled(_METRICS, metrics),
+        "arrays": encode_record(names, momentum),
+        "metrics": replace_entries_unchecked(_METRICS, metrics),
     }
-    return Message(refilled(message.content, records), reply_to=message)
+    return Message(
+        replace_entries_unchecked(message.content, records), reply_to=message
+    )
 
 
-def descended(
+def apply_update(
     record: ArrayRecord, direction: Iterable[NDArray[np.generic]], rate: float
 ) -> ArrayRecord | None:
     """Return theta - rate * R, in the dtypes of theta; None if it is not finite."""
-    pairs = zip(read(record), direction, strict=True)
-    result = [stepped(weights, layer, rate) for weights, layer in pairs]
+    pairs = zip(decode_arrays(record), direction, strict=True)
+    result = [sgd_step(weights, layer, rate) for weights, layer in pairs]
     finite = all(np.isfinite(layer).all() for layer in result)
-    return written(record, result) if finite else None
+    return encode_record(record, result) if finite else None
 
 
-def stepped(
+def sgd_step(
     weights: NDArray[np.generic], direction: NDArray[np.generic], rate: float
 ) -> NDArray[np.generic]:
     """Return theta - rate * R, computed in float64, in the dtype of theta."""
@@ -208,11 +218,11 @@ def stepped(
         return exact.astype(weights.dtype)
 
 
-def encoded(values: NDArray[np.generic]) -> Array:
+def encode_array(values: NDArray[np.generic]) -> Array:
     """Return the same as ``Array(values)``, of arrays without an axis, too."""
     values = np.ascontiguousarray(values).reshape(values.shape)
     header, dtype = _written_header(values.shape, values.dtype.str)
-    return plain_array(dtype, values.shape, header + values.tobytes())
+    return make_array_unchecked(dtype, values.shape, header + values.tobytes())
 
 
 def _split(array: Array) -> tuple[_Header, int]:

@@ -20,9 +20,9 @@ from scipy.stats import binom, norm
 from flwr_safedshb.audit.candidate import Trial, entries, typed
 from flwr_safedshb.audit.target_model import Batch, Subject
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.datasets import Whole
+from flwr_safedshb.privacy.datasets import ArrayExamples
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from flwr_safedshb.privacy.private_gradient import Draw, private_vector
+from flwr_safedshb.privacy.private_gradient import BatchSource, private_vector
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 
 CLIP_NORM = 1.0
@@ -116,7 +116,7 @@ class _Target:
         batches: tuple[Batch, Batch],
     ) -> None:
         self._gradients, self._weights = gradients, weights
-        self._batches = [Whole(*batch) for batch in batches]
+        self._batches = [ArrayExamples(*batch) for batch in batches]
         count = len(batches[0][1])
         self._plan = PrivacyPlan(CLIP_NORM, NOISE_MULTIPLIER, count, count)
         quiet = replace(self._plan, noise_multiplier=0.0)
@@ -142,6 +142,6 @@ class _Target:
         # Dropout is no secret to this attacker.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
-            draw = Draw(self._batches[label], plan, source)
+            draw = BatchSource(self._batches[label], plan, source)
             vector = private_vector(self._gradients, draw)
         return vector.astype(np.float64)

@@ -8,8 +8,8 @@ from torch.utils.data import Dataset
 
 from flwr_safedshb.audit.candidate import Form
 from flwr_safedshb.audit.target_model import Batch
-from flwr_safedshb.privacy.datasets import Drawn, Whole
-from flwr_safedshb.privacy.map_dataset import Items
+from flwr_safedshb.privacy.datasets import ArrayExamples, DrawnBatch
+from flwr_safedshb.privacy.map_dataset import ItemExamples
 
 
 class _Readable(Dataset[object]):
@@ -28,7 +28,7 @@ class _Readable(Dataset[object]):
         return inputs[index], targets[index]
 
 
-def read_batch(form: Form, batch: Batch, usable: torch.Tensor) -> Drawn:
+def read_batch(form: Form, batch: Batch, usable: torch.Tensor) -> DrawnBatch:
     """Return a batch as a client reads it, with the places that count.
 
     Parameters
@@ -41,8 +41,8 @@ def read_batch(form: Form, batch: Batch, usable: torch.Tensor) -> Drawn:
     inputs, targets = batch
     every = np.arange(len(targets))
     if form == "arrays":
-        return Whole(inputs, targets).batch(every, usable.numpy())
+        return ArrayExamples(inputs, targets).batch(every, usable.numpy())
     if form == "items":
         like = torch.zeros_like(inputs[0]), torch.zeros_like(targets[0])
-        return Items(_Readable(batch, usable), like=like).batch(every, None)
+        return ItemExamples(_Readable(batch, usable), like=like).batch(every, None)
     return inputs.clone(), targets.clone(), usable

@@ -38,7 +38,7 @@ from flwr_safedshb.audit.gradient_search import cancelled
 from flwr_safedshb.audit.reading import read_batch
 from flwr_safedshb.audit.rounding_slack import Hidden
 from flwr_safedshb.audit.target_model import Batch, Subject
-from flwr_safedshb.privacy.bad_examples import reraise_stop, unlogged
+from flwr_safedshb.privacy.bad_examples import reraise_stop, silence_log
 from flwr_safedshb.privacy.clipping.gradients import (
     ClippedGradients,
     Loss,
@@ -169,7 +169,7 @@ def search(
     rng = np.random.default_rng([seed, *finding.subject.encode()])
     start = time.monotonic()
     quiet = warnings.catch_warnings(action="ignore")
-    with torch.random.fork_rng(devices=[]), quiet, unlogged():
+    with torch.random.fork_rng(devices=[]), quiet, silence_log():
         torch.manual_seed(seed)
         try:
             kinds = (make_clipper,) if make_clipper else (ClippedGradients, Narrow)

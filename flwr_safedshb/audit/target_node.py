@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from flwr_safedshb.algorithm.budget import LEDGER_NAME, RefusedError
-from flwr_safedshb.algorithm.step import marked
+from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
 from flwr_safedshb.client import PrivateClientApp, SafeDSHBClient
-from flwr_safedshb.flower.compat import identify
+from flwr_safedshb.flower.compat import set_process_run
 from flwr_safedshb.privacy.ledger import database
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from flwr_safedshb.privacy.plan import PrivacyPlan
@@ -87,7 +87,7 @@ class Node:
 
     def train(self, content: RecordDict) -> str:
         """Send a message, and name the answer."""
-        identify(self._context.run_id)
+        set_process_run(self._context.run_id)
         message = Message(content, dst_node_id=11, message_type="train")
         try:
             reply = self._app(message, self._context)
@@ -120,7 +120,7 @@ def described(arrays: Sequence[object], metrics: Mapping[str, object]) -> str:
         assert isinstance(array, np.ndarray)
         finite = "finite" if np.isfinite(array).all() else "NOT FINITE"
         words.append(f"{array.dtype}{array.shape} {finite}")
-    said = {name: value for name, value in metrics.items() if name not in marked()}
+    said = {name: value for name, value in metrics.items() if name != MOMENTUM_TAG}
     return f"answered: {', '.join(words)}; {said}"
 
 

@@ -21,12 +21,12 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from flwr_safedshb.privacy.bad_examples import unlogged
+from flwr_safedshb.privacy.bad_examples import silence_log
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.datasets import Examples, Whole
-from flwr_safedshb.privacy.map_dataset import Items
+from flwr_safedshb.privacy.datasets import ArrayExamples, Examples
+from flwr_safedshb.privacy.map_dataset import ItemExamples
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from flwr_safedshb.privacy.private_gradient import Draw, private_vector
+from flwr_safedshb.privacy.private_gradient import BatchSource, private_vector
 from flwr_safedshb.privacy.randomness.noise import SecureRandomness
 
 # How far medians may lie apart.
@@ -160,12 +160,12 @@ class _Step:
             targets[:bad] = 77
         if kind == "items that raise":
             made_up = torch.zeros(shape), torch.tensor(0)
-            examples = Items(_Raising(inputs, targets, bad), like=made_up)
+            examples = ItemExamples(_Raising(inputs, targets, bad), like=made_up)
         else:
-            examples = Whole(inputs, targets)
+            examples = ArrayExamples(inputs, targets)
         plan = PrivacyPlan(1.0, 1.0, count, count)
         self._gradients = ClippedGradients(module, nn.CrossEntropyLoss(), 1.0)
-        self._draw = Draw(examples, plan, SecureRandomness())
+        self._draw = BatchSource(examples, plan, SecureRandomness())
         self.seconds: list[float] = []
         self.computed: list[float] = []
         self.run()
@@ -192,7 +192,7 @@ def measure_times(
     It is done on one thread, and takes two minutes.
     """
     found = []
-    with _one_thread(), warnings.catch_warnings(action="ignore"), unlogged():
+    with _one_thread(), warnings.catch_warnings(action="ignore"), silence_log():
         for model in models:
             count = MODELS[model][2]
             rows = {

@@ -29,7 +29,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import NoReturn
 
-from flwr_safedshb.sanitize import shown_lines
+from flwr_safedshb.sanitize import escape_lines
 
 YES, NO, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = int(options.run(options))
         sys.stdout.flush()
     except (ValueError, FileNotFoundError) as error:
-        print(shown_lines(f"safedshb {options.command}: {error}"), file=sys.stderr)
+        print(escape_lines(f"safedshb {options.command}: {error}"), file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
         print(f"safedshb {options.command}: stopped", file=sys.stderr)

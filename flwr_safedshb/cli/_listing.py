@@ -38,10 +38,10 @@ def show(
     from rich.table import Table
     from rich.text import Text
 
-    from flwr_safedshb.sanitize import shown_lines
+    from flwr_safedshb.sanitize import escape_lines
 
     table = Table(
-        title=Text(shown_lines(title)), title_justify="left", box=box.SIMPLE_HEAD
+        title=Text(escape_lines(title)), title_justify="left", box=box.SIMPLE_HEAD
     )
     for i, head in enumerate(heads):
         table.add_column(
@@ -52,5 +52,5 @@ def show(
         )
     for row in rows:
         # As text: what stands in brackets is no markup.
-        table.add_row(*(Text(shown_lines(cell)) for cell in row))
+        table.add_row(*(Text(escape_lines(cell)) for cell in row))
     Console().print(table)

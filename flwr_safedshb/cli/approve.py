@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     from flwr_safedshb.cli._listing import show
     from flwr_safedshb.node.approvals import KEY, contents, write
     from flwr_safedshb.node.fab import built
-    from flwr_safedshb.sanitize import shown
+    from flwr_safedshb.sanitize import escape
 
     path: Path = arguments.app
     found = contents(built(path) if path.is_dir() else path.read_bytes())
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         title = f"{found.publisher}/{found.name} {found.version}"
         show(title, ("file", "bytes", "imports"), rows, number="bytes")
         for part, place in found.components.items():
-            print(shown(f"{part}: {place}"))
+            print(escape(f"{part}: {place}"))
         print(f'{KEY} = "{found.hash}"')
     if arguments.node is not None:
         write(arguments.node, found)

@@ -48,7 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was found; 0 if the node is fit to join."""
-    from flwr_safedshb.flower.compat import parsed_config
+    from flwr_safedshb.flower.compat import parse_config
     from flwr_safedshb.node.doctor.app import (
         load_client_fn,
         read_app,
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     if (arguments.superlink is None) != (arguments.root_certificates is None):
         raise ValueError("--superlink and --root-certificates belong together")
     node_config = read_node_config(arguments.node_config)
-    run_config = parsed_config([arguments.run_config])
+    run_config = parse_config([arguments.run_config])
     name = arguments.client
     if name is None:
         name, defaults = read_app(arguments.app)

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flwr_safedshb.sanitize import cell, shown_lines
+from flwr_safedshb.sanitize import escape_cell, escape_lines
 
 if TYPE_CHECKING:
     from flwr_safedshb.privacy.ledger.ledger import Charge, Ledger
@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
             else:
                 _show(path, _summary(ledger))
     except LedgerError as error:
-        print(shown_lines(f"safedshb ledger: {error}"), file=sys.stderr)
+        print(escape_lines(f"safedshb ledger: {error}"), file=sys.stderr)
         return 1
     return 0
 
@@ -237,7 +237,7 @@ def _export(charges: list[Charge], form: str, output: Path | None) -> None:
             writer = csv.DictWriter(buffer, names, lineterminator="\n")
             writer.writeheader()
             writer.writerows(
-                {k: cell(v) if isinstance(v, str) else v for k, v in row.items()}
+                {k: escape_cell(v) if isinstance(v, str) else v for k, v in row.items()}
                 for row in rows
             )
             text = buffer.getvalue()

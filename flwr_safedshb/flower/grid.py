@@ -1,11 +1,10 @@
-"""Grids around other Grids, and whether nodes are simulated.
+"""Grids that wrap other Grids, and whether the nodes behind a Grid are simulated.
 
-A Grid turns the bytes of replies into objects before a strategy sees them, all in one
-call. Bytes that are no such objects make that call fail, and the other replies are lost
-with it; and a reply of which a part never comes is waited for, in that same call, for
-minutes. A SuperLink may also hold messages that a node has forged. So `CarefulGrid`
-collects each reply alone, and takes it for an answer only if it answers what was asked
-of the node that it comes from.
+Flower's Grid turns the bytes of all replies into objects in one call. Bytes that are no
+such objects make the whole call fail, and the other replies are lost with it. A reply
+that never arrives completely keeps the call waiting for minutes. A SuperLink may also
+hold messages that a node has forged. `FaultTolerantGrid` therefore pulls each reply
+separately, and accepts it only if it answers the message that its node was sent.
 """
 
 from __future__ import annotations
@@ -24,7 +23,12 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
 from flwr_safedshb.flower import patch_grid as superlink
-from flwr_safedshb.flower.compat import Run, answers, belong, is_flowers_simulation
+from flwr_safedshb.flower.compat import (
+    Run,
+    is_flower_simulation,
+    is_reply_to,
+    set_run_id,
+)
 
 # Between two questions that nothing came of: as long as one takes, or a share of
 # the time waited so far, within these bounds: they must not keep a SuperLink busy.
@@ -88,7 +92,7 @@ class WrappedGrid(Grid):
         return self.grid.send_and_receive(messages, timeout=timeout)
 
 
-def innermost(grid: Grid) -> Grid:
+def unwrap_grid(grid: Grid) -> Grid:
     """Return the Grid inside Grids that wrap others."""
     while isinstance(grid, WrappedGrid):
         grid = grid.grid
@@ -97,16 +101,16 @@ def innermost(grid: Grid) -> Grid:
 
 def is_simulated(grid: Grid) -> bool:
     """Whether the nodes are known to be simulated; of other Grids nothing is known."""
-    grid = innermost(grid)
-    return isinstance(grid, SimulatedGrid) or is_flowers_simulation(grid)
+    grid = unwrap_grid(grid)
+    return isinstance(grid, SimulatedGrid) or is_flower_simulation(grid)
 
 
-class CarefulGrid(WrappedGrid):
-    """A Grid of which no reply costs another reply."""
+class FaultTolerantGrid(WrappedGrid):
+    """Pull replies one by one, so that one unreadable reply cannot lose the others."""
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
-        superlink.hasten(innermost(grid))
+        superlink.patch(unwrap_grid(grid))
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -144,7 +148,7 @@ class CarefulGrid(WrappedGrid):
         """
         run_id = self.run.run_id
         for message in messages:
-            belong(message, run_id)
+            set_run_id(message, run_id)
         try:
             ids = list(self.grid.push_messages(messages))
         except (httpx.HTTPStatusError, ObjectPushError) as error:
@@ -246,7 +250,7 @@ class _Collection:
         # What answers nothing is handed on as well, to be counted, and waited on: the
         # true reply may still come, but not from a node that is simulated.
         self.replies += found
-        if any(answers(reply, name, node) for reply in found) or (
+        if any(is_reply_to(reply, name, node) for reply in found) or (
             found and self._alone
         ):
             del self.waiting[name]

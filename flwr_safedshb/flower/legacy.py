@@ -9,10 +9,10 @@ from flwr.server import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.serverapp import Grid
 
-__all__ = ["ClientProxy", "ManagedGrid", "grid_behind"]
+__all__ = ["ClientManagerGrid", "ClientProxy", "find_grid"]
 
 
-class ManagedGrid(Grid):
+class ClientManagerGrid(Grid):
     """The nodes of a ClientManager, to choose from; the server itself sends."""
 
     def __init__(self, client_manager: ClientManager) -> None:
@@ -30,7 +30,7 @@ class ManagedGrid(Grid):
     set_run = create_message = run = None  # type: ignore[assignment]
 
 
-def grid_behind(client_manager: ClientManager) -> Grid | None:
+def find_grid(client_manager: ClientManager) -> Grid | None:
     """Return the network that the clients are reached by, if that is known."""
     for proxy in client_manager.all().values():
         grid = getattr(proxy, "grid", None)

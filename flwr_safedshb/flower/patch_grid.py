@@ -86,7 +86,7 @@ class Envelopes:
         return answer
 
 
-def hasten(grid: Grid) -> None:
+def patch(grid: Grid) -> None:
     """Change how a Grid asks its SuperLink, if it is one that does, and once."""
     if _GRIDS not in sys.modules:
         return

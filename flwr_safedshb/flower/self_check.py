@@ -36,7 +36,7 @@ def _findings() -> Iterator[tuple[str, bool]]:
     arrays = ArrayRecord({"y": Array("int64", (), compat.NUMPY, b"")})
     message = Message(RecordDict({"c": config, "d": arrays}), metadata=info)  # type: ignore[call-overload]
     context = Context(1, 2, {}, message.content, {})
-    copy, own = compat.delivered(message, "a", context)
+    copy, own = compat.copy_for_delivery(message, "a", context)
     yield "records keep their entries in _data", copy.content == message.content
     cast(list[int], copy.content["c"]["x"]).append(3)
     copy.content["e"] = ConfigRecord()
@@ -46,8 +46,8 @@ def _findings() -> Iterator[tuple[str, bool]]:
         "copies share nothing",
         (config["x"] == [1, 2] and len(message.content) == 2 and not arrays["y"].data),
     )
-    compat.set_id(copy, "other")
-    compat.redirect(copy, "another")
+    compat.set_message_id(copy, "other")
+    compat.set_reply_to(copy, "another")
     yield (
         "metadata has _message_id and _reply_to_message_id",
         (
@@ -56,18 +56,18 @@ def _findings() -> Iterator[tuple[str, bool]]:
             and copy.metadata.reply_to_message_id == "another"
         ),
     )
-    compat.belong(copy, 5)
+    compat.set_run_id(copy, 5)
     yield (
         "metadata has _run_id and _src_node_id",
         (copy.metadata.run_id, copy.metadata.src_node_id)
         == (5, compat.SUPERLINK_NODE_ID),
     )
-    made = compat.plain_array("int64", (), b"")
+    made = compat.make_array_unchecked("int64", (), b"")
     yield "an Array is four values", made == arrays["y"] and made.is_dirty
     seen: list[compat.Mod] = []
 
     def look(message: Message, context: Context) -> Message:
-        seen.extend(compat.mods_at_work())
+        seen.extend(compat.active_mods())
         return message
 
     compat.make_ffn(look, [_idle, _idle])(message, cast(Context, None))
@@ -75,7 +75,7 @@ def _findings() -> Iterator[tuple[str, bool]]:
     older = NumPyClient()
     yield (
         "to_client() keeps the NumPyClient",
-        compat.numpy_client_of(older.to_client()) is older,
+        compat.unwrap_numpy_client(older.to_client()) is older,
     )
 
 

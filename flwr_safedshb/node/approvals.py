@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Self
 
 from flwr_safedshb.atomic_io import replace_file
-from flwr_safedshb.sanitize import shown
+from flwr_safedshb.sanitize import escape
 
 KEY = "approved-apps"
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -161,7 +161,7 @@ def write(path: Path, found: Contents) -> None:
         changed = re.sub(rf"(?m)^{KEY}[ \t]*=.*\n?", lambda _: line, text, count=1)
     else:
         # Before the first table: what follows one would belong to it.
-        about = shown(f"# {found.publisher}/{found.name} {found.version}")
+        about = escape(f"# {found.publisher}/{found.name} {found.version}")
         more = f"{about}\n{line}"
         changed = re.sub(r"(?m)^(?=\[)|\Z", lambda _: more, text, count=1)
     try:

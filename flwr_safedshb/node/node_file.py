@@ -12,7 +12,7 @@ from pathlib import Path
 
 from flwr.app import UserConfig
 
-from flwr_safedshb.flower.compat import flat_config
+from flwr_safedshb.flower.compat import flatten_config
 
 TABLE = "supernode"
 
@@ -62,7 +62,7 @@ def read(path: Path) -> NodeFile:
         raise ValueError(f"{path} is no TOML file: {error}") from error
     table = found.pop(TABLE, None)
     connection = None if table is None else _connection(path, table)
-    return NodeFile(path, flat_config(found), connection)
+    return NodeFile(path, flatten_config(found), connection)
 
 
 def _connection(path: Path, table: object) -> Connection:

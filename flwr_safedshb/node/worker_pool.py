@@ -33,7 +33,7 @@ from logging import ERROR, WARNING
 from typing import TYPE_CHECKING
 
 from flwr_safedshb.node.approvals import Approvals
-from flwr_safedshb.sanitize import shown
+from flwr_safedshb.sanitize import escape
 
 if TYPE_CHECKING:
     from flwr.app import Metadata
@@ -141,7 +141,7 @@ def _serve(link: socket.socket) -> None:
 def _about(metadata: Metadata) -> str:
     """Return what a message is, such as ``round 3 (train)``."""
     # Words of the server's, for the terminal of the node.
-    group, kind = shown(metadata.group_id)[:20], shown(metadata.message_type)[:20]
+    group, kind = escape(metadata.group_id)[:20], escape(metadata.message_type)[:20]
     return f"round {group} ({kind})" if group else kind
 
 

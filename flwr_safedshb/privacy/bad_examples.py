@@ -76,7 +76,7 @@ def log_unusable(count: int, error: BaseException) -> None:
     _logger.debug("Why they cannot be used", exc_info=error)
 
 
-class EvenTime:
+class TimePadding:
     """Keep a loop over examples from ending sooner because some of them fail.
 
     How long a node takes is seen by the server. An example that raises stops early, so
@@ -115,7 +115,7 @@ class EvenTime:
 
 
 @contextmanager
-def causes_shown(shown: bool = True) -> Iterator[None]:
+def log_causes(shown: bool = True) -> Iterator[None]:
     """Let logs have the texts of errors, which may quote the data.
 
     For the data's owner, and for simulations: their noise comes from a seed, and
@@ -129,9 +129,9 @@ def causes_shown(shown: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def made_to_fail() -> Iterator[None]:
+def ignore_failure() -> Iterator[None]:
     """Ignore what made-up examples raise, and log nothing of it."""
-    with unlogged():
+    with silence_log():
         try:
             yield
         except BaseException as error:
@@ -139,7 +139,7 @@ def made_to_fail() -> Iterator[None]:
 
 
 @contextmanager
-def unlogged() -> Iterator[None]:
+def silence_log() -> Iterator[None]:
     """Log nothing about examples: they are made up to fail."""
     before = _silent.set(True)
     try:
@@ -149,7 +149,7 @@ def unlogged() -> Iterator[None]:
 
 
 @contextmanager
-def unwarned() -> Iterator[None]:
+def ignore_warnings() -> Iterator[None]:
     """Keep warnings back, which may quote the data, and come as often as these say."""
     with warnings.catch_warnings(action="ignore"):
         yield

@@ -24,7 +24,7 @@ Batch: TypeAlias = "torch.Tensor | Sequence[Batch] | Mapping[str, Batch]"
 Spec: TypeAlias = tuple[object, ...]
 Example = tuple[Batch, Batch]
 # Inputs, targets, and which of them count, if not all.
-Drawn = tuple[Batch, Batch, torch.Tensor | None]
+DrawnBatch = tuple[Batch, Batch, torch.Tensor | None]
 # From an item to its input and its target.
 Unpack = Callable[[Any], tuple[Any, Any]]
 
@@ -64,7 +64,7 @@ class Examples(ABC):
     @abstractmethod
     def batch(
         self, chosen: NDArray[np.int64], taken: NDArray[np.bool_] | None
-    ) -> Drawn:
+    ) -> DrawnBatch:
         """Return chosen examples, and which of them count: those that are `taken`.
 
         One that cannot be read, or that is unlike the others in shape or type, keeps
@@ -76,11 +76,11 @@ class Examples(ABC):
         """Return an example as a batch of one; None if it cannot be read."""
 
     @abstractmethod
-    def some(self, which: NDArray[np.int64]) -> Examples:
+    def subset(self, which: NDArray[np.int64]) -> Examples:
         """Return the examples at these places."""
 
 
-class Whole(Examples):
+class ArrayExamples(Examples):
     """Examples as the rows of tensors, or of nests of them.
 
     Rows with values that are not finite are found when it is made, and are empty places
@@ -101,7 +101,7 @@ class Whole(Examples):
 
     def batch(
         self, chosen: NDArray[np.int64], taken: NDArray[np.bool_] | None
-    ) -> Drawn:
+    ) -> DrawnBatch:
         """Return chosen examples, and which count: those taken that can be used."""
         if self._usable is not None:
             good = self._usable[chosen]
@@ -117,16 +117,16 @@ class Whole(Examples):
             return None
         return self._rows(slice(index, index + 1))
 
-    def some(self, which: NDArray[np.int64]) -> Whole:
+    def subset(self, which: NDArray[np.int64]) -> ArrayExamples:
         """Return the examples at these places."""
-        return Whole(*self._rows(torch.from_numpy(which)))
+        return ArrayExamples(*self._rows(torch.from_numpy(which)))
 
     def _rows(self, which: torch.Tensor | slice) -> Example:
         inputs, targets = self.like
-        return rows(inputs, which), rows(targets, which)
+        return index_batch(inputs, which), index_batch(targets, which)
 
 
-def examples_of(
+def make_examples(
     dataset: object,
     target: str | None = None,
     unpack: Unpack | None = None,
@@ -162,7 +162,9 @@ def examples_of(
                 "a pair (inputs, targets) takes no target, no unpack and no like"
             )
         inputs, targets = cast(Sequence[object], dataset)
-        return Whole(nest_of(inputs, "inputs"), nest_of(targets, "targets"))
+        return ArrayExamples(
+            to_tensors(inputs, "inputs"), to_tensors(targets, "targets")
+        )
     if isinstance(dataset, DataLoader):
         raise DatasetError(
             "dataset is a DataLoader; give what it loads, loader.dataset: the plan "
@@ -175,9 +177,9 @@ def examples_of(
             "a list or Dataset of items, or a pair (inputs, targets) of arrays"
         )
     # It builds on this file.
-    from flwr_safedshb.privacy.map_dataset import Items
+    from flwr_safedshb.privacy.map_dataset import ItemExamples
 
-    return Items(cast(Dataset[object], dataset), target, unpack, like)
+    return ItemExamples(cast(Dataset[object], dataset), target, unpack, like)
 
 
 def _find_usable_rows(tensors: Sequence[torch.Tensor]) -> NDArray[np.bool_] | None:
@@ -220,7 +222,7 @@ def tensors_of(*batches: Batch) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(batches) if isinstance(leaf, torch.Tensor)]
 
 
-def spec(*batches: Batch) -> Spec:
+def get_spec(*batches: Batch) -> Spec:
     """Return how batches are built, shapes and types, which say nothing of values."""
     found, structure = tree_flatten(batches)
     kinds = [
@@ -230,7 +232,7 @@ def spec(*batches: Batch) -> Spec:
     return str(structure), *kinds
 
 
-def rows(batch: Batch, which: torch.Tensor | slice) -> Batch:
+def index_batch(batch: Batch, which: torch.Tensor | slice) -> Batch:
     """Return some examples of a batch."""
 
     def some(tensor: torch.Tensor) -> torch.Tensor:
@@ -242,7 +244,7 @@ def rows(batch: Batch, which: torch.Tensor | slice) -> Batch:
     return map_tensors(some, batch)
 
 
-def joined(batches: Sequence[Batch]) -> Batch:
+def concat_batches(batches: Sequence[Batch]) -> Batch:
     """Return one batch of all examples, which have the same `spec`."""
     return cast(
         Batch,
@@ -253,14 +255,9 @@ def joined(batches: Sequence[Batch]) -> Batch:
     )
 
 
-def as_batch(one: Batch) -> Batch:
-    """Return an example as a batch of one."""
-    return map_tensors(lambda tensor: tensor.unsqueeze(0), one)
-
-
-def apart(batch: Batch) -> Batch:
-    """Return k examples as k batches of one."""
-    return map_tensors(lambda tensor: tensor.unsqueeze(1), batch)
+def unsqueeze_batch(batch: Batch, dim: int) -> Batch:
+    """Return a batch whose tensors have one more axis, of length 1, at `dim`."""
+    return map_tensors(lambda tensor: tensor.unsqueeze(dim), batch)
 
 
 def map_tensors(
@@ -273,7 +270,7 @@ def map_tensors(
     return cast(Batch, tree_map_only(torch.Tensor, function, batch))
 
 
-def nest_of(value: object, name: str) -> Batch:
+def to_tensors(value: object, name: str) -> Batch:
     """Return a value as a tensor or a nest of tensors.
 
     What is no tensor yet becomes one of the type that models and losses take: torch's
@@ -283,17 +280,18 @@ def nest_of(value: object, name: str) -> Batch:
         return value
     if isinstance(value, Mapping):
         return {
-            str(key): nest_of(value[key], f"{name}[{key!r}]") for key in sorted(value)
+            str(key): to_tensors(value[key], f"{name}[{key!r}]")
+            for key in sorted(value)
         }
     if hasattr(value, "to_numpy"):  # a frame or a column of pandas
         value = value.to_numpy()
     if isinstance(value, tuple | list) and not _of_numbers(value):
-        return [nest_of(part, f"{name}[{i}]") for i, part in enumerate(value)]
+        return [to_tensors(part, f"{name}[{i}]") for i, part in enumerate(value)]
     array = np.asarray(value) if isinstance(value, _PLAIN) else None
     if array is None or array.dtype.kind not in "biuf":
         raise DatasetError(
-            f"the {name} is {kind_of(value)}, and no tensor, array or number; make it "
-            "one in the dataset, or leave it out by unpack="
+            f"the {name} is {describe_value(value)}, and no tensor, array or number; "
+            "make it one in the dataset, or leave it out by unpack="
         )
     if array.dtype.kind == "f":
         return torch.from_numpy(np.array(array)).to(torch.get_default_dtype())
@@ -311,7 +309,7 @@ def _of_numbers(value: Sequence[object]) -> bool:
     )
 
 
-def kind_of(value: object) -> str:
+def describe_value(value: object) -> str:
     """Say what a value is, without its content."""
     if isinstance(value, Mapping):
         keys = list(map(str, value))

@@ -30,19 +30,19 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from flwr_safedshb.privacy.bad_examples import EvenTime, unwarned
+from flwr_safedshb.privacy.bad_examples import TimePadding, ignore_warnings
 from flwr_safedshb.privacy.clipping.backward import (
-    Pass,
-    called,
+    PerExampleBackward,
+    call_model,
     copy_batch,
-    flushed_denormals,
+    flush_denormals,
 )
 from flwr_safedshb.privacy.clipping.total_losses import TotalFunctions
 from flwr_safedshb.privacy.datasets import (
     Batch,
     Examples,
-    examples_of,
-    rows,
+    index_batch,
+    make_examples,
     tensors_of,
 )
 from flwr_safedshb.privacy.losses import Loss, PerExampleLoss
@@ -134,16 +134,16 @@ def private_counts(
     """
     if plan.sampling != "whole":
         raise ValueError(f"sampling={plan.sampling!r} must be 'whole' to evaluate")
-    examples = examples_of(dataset)
+    examples = make_examples(dataset)
     if randomness.private:
         examples.refuse_undeclared()
     module = copy.deepcopy(model[0]).eval()
-    alone = Pass(module, PerExampleLoss(model[1]), torch.float64)
+    alone = PerExampleBackward(module, PerExampleLoss(model[1]), torch.float64)
     sums = np.zeros(2 + 3 * (question.num_classes or 0), np.int64)
-    even = EvenTime()
+    even = TimePadding()
     streams = separate_streams(plan.num_examples)
-    calm, still = flushed_denormals(), torch.no_grad()
-    with unwarned(), still, calm, TotalFunctions(), streams as start:
+    calm, still = flush_denormals(), torch.no_grad()
+    with ignore_warnings(), still, calm, TotalFunctions(), streams as start:
         for index in range(plan.num_examples):
             start(index)
             sums += _numbers(alone, examples, index, question, right, even)
@@ -161,12 +161,12 @@ def private_counts(
 
 
 def _numbers(
-    alone: Pass,
+    alone: PerExampleBackward,
     examples: Examples,
     index: int,
     question: Question,
     right: Right,
-    even: EvenTime,
+    even: TimePadding,
 ) -> NDArray[np.int64]:
     """Return the numbers of one example, in units of 2^-20."""
     found = np.zeros(2 + 3 * (question.num_classes or 0), np.int64)
@@ -174,10 +174,12 @@ def _numbers(
     example = examples.one(index)
     stands_in = examples.like if example is None else example
     if stands_in is not None:  # which takes the time of any other
-        inputs, target = (copy_batch(rows(part, slice(0, 1))) for part in stands_in)
+        inputs, target = (
+            copy_batch(index_batch(part, slice(0, 1))) for part in stands_in
+        )
         with even.example():
             module, loss, _ = alone.make_copy()
-            outputs = called(module, inputs)
+            outputs = call_model(module, inputs)
             value = float(loss(outputs, target).double().sum()) / question.max_loss
             found_right = bool(right(outputs, target))
             if example is not None:

@@ -72,7 +72,7 @@ class PerExampleLoss:
             loss = copy.copy(loss)
             loss.reduction = "none"
         self._loss = loss
-        self.elementary = elementary(loss)
+        self.is_rowwise = is_rowwise_loss(loss)
         self._partial = not isinstance(loss, _Loss) or isinstance(loss, _PARTIAL)
 
     @property
@@ -136,13 +136,13 @@ def _count(targets: Batch) -> int:
     return first.shape[0]
 
 
-def elementary(loss: object) -> bool:
+def is_rowwise_loss(loss: object) -> bool:
     """Say whether it is known that no value depends on another example."""
     if isinstance(loss, functools.partial):
         plain = not loss.args and loss.keywords == {"reduction": "none"}
         return loss.func in _FUNCTIONS and plain
     plain = isinstance(loss, _Loss) and "forward" not in vars(loss)
-    return plain and type(loss) in _LOSSES and unhooked(cast(_Loss, loss))
+    return plain and type(loss) in _LOSSES and has_no_hooks(cast(_Loss, loss))
 
 
 def _refuse_no_rows(loss: _Loss, outputs: Batch, targets: Batch) -> None:
@@ -167,32 +167,32 @@ def _refuse_broadcasting(loss: _Loss, outputs: Batch, targets: Batch) -> None:
     if not isinstance(loss, _ELEMENTWISE) or not isinstance(outputs, torch.Tensor):
         return
     if isinstance(targets, torch.Tensor) and outputs.shape != targets.shape:
-        shapes = " and ".join(shape_in_words(part) for part in (outputs, targets))
+        shapes = " and ".join(describe_shape(part) for part in (outputs, targets))
         raise UnsupportedModelError(
             f"{type(loss).__name__} needs outputs and targets of one shape, got "
             f"{shapes}; turn the targets by unsqueeze(1), or the outputs by squeeze(1)"
         )
 
 
-def unhooked(module: nn.Module) -> bool:
+def has_no_hooks(module: nn.Module) -> bool:
     """Say whether nothing is hooked to a module."""
     # A hook may replace a weight, what the module returns, or what comes back to it.
     hooks = (module._forward_hooks, module._forward_pre_hooks)
     return not any((*hooks, module._backward_hooks, module._backward_pre_hooks))
 
 
-def in_words(batch: Batch) -> str:
+def describe_batch(batch: Batch) -> str:
     """Return types and shapes, with k for the number of examples."""
     if isinstance(batch, torch.Tensor):
-        return f"{str(batch.dtype).removeprefix('torch.')} {shape_in_words(batch)}"
+        return f"{str(batch.dtype).removeprefix('torch.')} {describe_shape(batch)}"
     if isinstance(batch, dict):
-        parts = [f"{name}: {in_words(part)}" for name, part in batch.items()]
+        parts = [f"{name}: {describe_batch(part)}" for name, part in batch.items()]
         return f"{{{', '.join(parts)}}}"
     if isinstance(batch, tuple | list):
-        return f"[{', '.join(map(in_words, batch))}]"
+        return f"[{', '.join(map(describe_batch, batch))}]"
     return type(batch).__name__
 
 
-def shape_in_words(tensor: torch.Tensor) -> str:
+def describe_shape(tensor: torch.Tensor) -> str:
     """Return a shape, with k for the number of examples."""
     return f"({', '.join(['k', *map(str, tensor.shape[1:])])})"

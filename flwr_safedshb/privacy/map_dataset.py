@@ -24,24 +24,24 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data import Dataset, Subset
 
 from flwr_safedshb.privacy.bad_examples import (
-    EvenTime,
+    TimePadding,
+    ignore_warnings,
     log_unusable,
     reraise_stop,
-    unwarned,
 )
 from flwr_safedshb.privacy.datasets import (
     UNREAL,
     Batch,
     DatasetError,
-    Drawn,
+    DrawnBatch,
     Example,
     Examples,
     Unpack,
-    joined,
-    kind_of,
+    concat_batches,
+    describe_value,
     map_tensors,
-    nest_of,
     tensors_of,
+    to_tensors,
 )
 from flwr_safedshb.privacy.randomness.streams import separate_streams
 
@@ -52,7 +52,7 @@ _LOOK = 16
 _LONG = 100
 
 
-class Items(Examples):
+class ItemExamples(Examples):
     """Items of any kind as examples; see `examples_of`."""
 
     def __init__(
@@ -71,20 +71,23 @@ class Items(Examples):
 
     def batch(
         self, chosen: NDArray[np.int64], taken: NDArray[np.bool_] | None
-    ) -> Drawn:
+    ) -> DrawnBatch:
         """Return chosen examples, and which of them count."""
         assert self.like is not None
         wanted = np.ones(len(chosen), bool) if taken is None else taken
         read: list[Example | None] = [None] * len(chosen)
-        even = EvenTime()
-        with unwarned(), separate_streams(len(chosen)) as start:
+        even = TimePadding()
+        with ignore_warnings(), separate_streams(len(chosen)) as start:
             for place in np.flatnonzero(wanted).tolist():
                 start(place)
                 with even.example():
                     read[place] = self._read(int(chosen[place]))
             even.wait()
         pairs = [self.like if pair is None else pair for pair in read]
-        inputs, targets = joined([x for x, _ in pairs]), joined([y for _, y in pairs])
+        inputs, targets = (
+            concat_batches([x for x, _ in pairs]),
+            concat_batches([y for _, y in pairs]),
+        )
         return inputs, targets, torch.tensor([pair is not None for pair in read])
 
     def one(self, index: int) -> Example | None:
@@ -108,7 +111,7 @@ class Items(Examples):
             "this node has one that fits"
         )
 
-    def some(self, which: NDArray[np.int64]) -> Items:
+    def subset(self, which: NDArray[np.int64]) -> ItemExamples:
         """Return the examples at these places, which look like all of them."""
         part = copy.copy(self)
         part._dataset = Subset(self._dataset, which.tolist())
@@ -121,7 +124,7 @@ class Items(Examples):
         What has values like NaN is none either: it could only count as zero, unsaid.
         """
         inputs, target = self._split(self._dataset[index])
-        parts = nest_of(inputs, "input"), nest_of(target, "target")
+        parts = to_tensors(inputs, "input"), to_tensors(target, "target")
         example = _own(parts[0]), _own(parts[1])
         if self.like is not None and _layout(example) != _layout(self.like):
             raise DatasetError(
@@ -139,37 +142,37 @@ class Items(Examples):
             except Exception as error:
                 cause = f"{type(error).__name__}: {str(error)[:_LONG]}"
                 raise DatasetError(
-                    f"unpack fails: {cause}; items are {kind_of(item)}"
+                    f"unpack fails: {cause}; items are {describe_value(item)}"
                 ) from error
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise DatasetError(
-                    f"unpack returns {kind_of(pair)}; return (input, target)"
+                    f"unpack returns {describe_value(pair)}; return (input, target)"
                 )
             return pair[0], pair[1]
         if isinstance(item, Mapping):
             if self._target not in item:
                 named = "" if self._target is None else f", and none is {self._target}"
                 raise DatasetError(
-                    f"items are {kind_of(item)}{named}; name the target, as in "
+                    f"items are {describe_value(item)}{named}; name the target, as in "
                     f"target={list(item)[-1]!r}, or give unpack="
                 )
             rest = {key: item[key] for key in item if key != self._target}
             if not rest:
                 raise DatasetError(
-                    f"items are {kind_of(item)}, and nothing is left beside the target"
+                    f"items are {describe_value(item)}, with nothing beside the target"
                 )
             inputs = next(iter(rest.values())) if len(rest) == 1 else rest
             return inputs, item[self._target]
         if self._target is not None:
             raise DatasetError(
-                f"items are {kind_of(item)}, and target={self._target!r} is for dicts; "
-                "leave it out, or give unpack="
+                f"items are {describe_value(item)}, and target={self._target!r} is for "
+                "dicts; leave it out, or give unpack="
             )
         if isinstance(item, tuple | list) and len(item) == 2:
             return item[0], item[1]
         raise DatasetError(
-            f"items are {kind_of(item)}, and not pairs (input, target); say which is "
-            "which, as in unpack=lambda item: (item[0], item[1])"
+            f"items are {describe_value(item)}, and not pairs (input, target); say "
+            "which is which, as in unpack=lambda item: (item[0], item[1])"
         )
 
     def _read_first(self) -> Example | None:
@@ -205,8 +208,10 @@ class Items(Examples):
 def _declare(like: tuple[object, object]) -> Example:
     """Return a made-up example, as a batch of one."""
     if not isinstance(like, tuple | list) or len(like) != 2:
-        raise DatasetError(f"like is {kind_of(like)}; give (input, target), made up")
-    parts = nest_of(like[0], "input of like"), nest_of(like[1], "target of like")
+        raise DatasetError(
+            f"like is {describe_value(like)}; give (input, target), made up"
+        )
+    parts = to_tensors(like[0], "input of like"), to_tensors(like[1], "target of like")
     return _own(parts[0]), _own(parts[1])
 
 

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from flwr_safedshb.privacy.bad_examples import unwarned
+from flwr_safedshb.privacy.bad_examples import ignore_warnings
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.datasets import Drawn, Examples, examples_of
+from flwr_safedshb.privacy.datasets import DrawnBatch, Examples, make_examples
 from flwr_safedshb.privacy.losses import Loss
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import Randomness, rounded
@@ -30,7 +30,7 @@ BLOCK = 2**16
 
 
 @dataclass(frozen=True)
-class Draw:
+class BatchSource:
     """Whose examples a gradient is of, and how private it is.
 
     Attributes
@@ -69,10 +69,12 @@ def private_gradient(
     if isinstance(gradients, tuple):
         model, loss = gradients
         gradients = ClippedGradients(model, loss, plan.clip_norm, plan.clipping)
-    examples = examples_of(dataset, like=like)
+    examples = make_examples(dataset, like=like)
     if examples.like is not None:
         gradients.prepare(*examples.like)
-    vector = private_vector(gradients, Draw(examples, plan, randomness), weight_decay)
+    vector = private_vector(
+        gradients, BatchSource(examples, plan, randomness), weight_decay
+    )
     weights = gradients.trained
     parts = torch.split(torch.from_numpy(vector), [w.numel() for w in weights])
     pairs = zip(parts, weights, strict=True)
@@ -80,7 +82,7 @@ def private_gradient(
 
 
 def private_vector(
-    gradients: ClippedGradients, draw: Draw, weight_decay: float = 0.0
+    gradients: ClippedGradients, draw: BatchSource, weight_decay: float = 0.0
 ) -> Vector:
     """Sample a batch, clip every example's gradient, average, add noise.
 
@@ -109,14 +111,14 @@ def private_vector(
         As `ClippedGradients.prepare`, or if arguments do not fit each other; nothing
         that depends on the values of the examples.
     """
-    batch = sampled(gradients, draw)
+    batch = draw_batch(gradients, draw)
     if batch is None:
         total = torch.zeros(gradients.size)
     else:
-        with unwarned():
+        with ignore_warnings():
             inputs, targets, usable = batch
             total = gradients.consume((inputs, targets), usable=usable)[0]
-    return released(gradients, total, draw, weight_decay)
+    return add_noise(gradients, total, draw, weight_decay)
 
 
 def _check(gradients: ClippedGradients, examples: Examples, plan: PrivacyPlan) -> None:
@@ -132,7 +134,7 @@ def _check(gradients: ClippedGradients, examples: Examples, plan: PrivacyPlan) -
         )
 
 
-def sampled(gradients: ClippedGradients, draw: Draw) -> Drawn | None:
+def draw_batch(gradients: ClippedGradients, draw: BatchSource) -> DrawnBatch | None:
     """Sample a batch: its inputs, its targets, and which of them count, if any."""
     _check(gradients, draw.examples, draw.plan)
     if draw.randomness.private:
@@ -140,11 +142,11 @@ def sampled(gradients: ClippedGradients, draw: Draw) -> Drawn | None:
     batch = draw.plan.sampler.draw(draw.plan, draw.randomness)
     if draw.examples.like is None or not len(batch):
         return None
-    return draw.examples.batch(*_placed(batch, draw))
+    return draw.examples.batch(*_pad_batch(batch, draw))
 
 
-def _placed(
-    batch: npt.NDArray[np.int64], draw: Draw
+def _pad_batch(
+    batch: npt.NDArray[np.int64], draw: BatchSource
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]:
     """Return examples for all places of a batch, and which were drawn, if not all."""
     # Seeded noise protects nobody, and need not pay for it.
@@ -159,8 +161,11 @@ def _placed(
     return chosen, taken
 
 
-def released(
-    gradients: ClippedGradients, sums: torch.Tensor, draw: Draw, weight_decay: float
+def add_noise(
+    gradients: ClippedGradients,
+    sums: torch.Tensor,
+    draw: BatchSource,
+    weight_decay: float,
 ) -> Vector:
     """Return (1/b) sums + noise, in float64 until the end (Alg. 1, line 6), and decay.
 

@@ -13,14 +13,14 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from flwr_safedshb.algorithm.wire import Arrays, encoded, read
+from flwr_safedshb.algorithm.wire import Arrays, decode_arrays, encode_array
 from flwr_safedshb.attacks.base import Aggregate, Attack, Floats
 from flwr_safedshb.flower.compat import (
     ErrorCode,
-    copied,
-    refilled,
-    same,
-    set_id,
+    copy_content,
+    replace_entries_unchecked,
+    set_message_id,
+    shallow_copy,
 )
 from flwr_safedshb.flower.grid import WrappedGrid
 from flwr_safedshb.simulation.evaluation_attack import asks_for_counts, lie_like
@@ -150,7 +150,7 @@ class AdversarialGrid(WrappedGrid):
             if attacked and message.metadata.dst_node_id in malicious:
                 self._intercepted += 1
                 message_id = f"intercepted-{self._intercepted}"
-                set_id(message, message_id)
+                set_message_id(message, message_id)
                 step.intercepted[message_id] = message
             else:
                 passed.append(message)
@@ -177,12 +177,12 @@ class AdversarialGrid(WrappedGrid):
         vectors = np.stack([flattened(reply.content) for reply in honest])
         attack = self._attack
         if self._gradient and isinstance(attack, Attack) and attack.wants_gradient:
-            model = read(next(iter(asked[0].content.array_records.values())))
+            model = decode_arrays(next(iter(asked[0].content.array_records.values())))
             attack = attack.informed(self._gradient(model))
         sent = attack(vectors, len(asked), self._rng, self._aggregate)
         for message, vector in zip(asked, sent, strict=True):
             reply = Message(replaced(honest[0].content, vector), reply_to=message)
-            set_id(reply, f"{message.metadata.message_id}-reply")
+            set_message_id(reply, f"{message.metadata.message_id}-reply")
             yield reply
 
 
@@ -193,7 +193,7 @@ def _lies(asked: list[Message], replies: list[Message]) -> Iterator[Message]:
             yield _failed(message)
             continue
         reply = Message(content, reply_to=message)
-        set_id(reply, f"{message.metadata.message_id}-reply")
+        set_message_id(reply, f"{message.metadata.message_id}-reply")
         yield reply
 
 
@@ -201,7 +201,7 @@ def _failed(message: Message) -> Message:
     """Return an error, so that nobody waits for what will not come."""
     error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "no honest vector to go by")
     reply = Message(error, reply_to=message)
-    set_id(reply, f"{message.metadata.message_id}-reply")
+    set_message_id(reply, f"{message.metadata.message_id}-reply")
     return reply
 
 
@@ -218,7 +218,7 @@ class _Step:
 def flattened(content: RecordDict) -> NDArray[np.float64]:
     """Return all arrays of the first ArrayRecord as one vector, (d,)."""
     record = next(iter(content.array_records.values()))
-    layers = [layer.reshape(-1) for layer in read(record)]
+    layers = [layer.reshape(-1) for layer in decode_arrays(record)]
     return np.concatenate(layers, dtype=np.float64)
 
 
@@ -227,14 +227,14 @@ def replaced(content: RecordDict, vector: NDArray[np.floating]) -> RecordDict:
     key, record = next(iter(content.array_records.items()))
     arrays = {}
     start = 0
-    for (name, array), old in zip(record.items(), read(record), strict=True):
+    for (name, array), old in zip(record.items(), decode_arrays(record), strict=True):
         part = vector[start : start + old.size]
         with np.errstate(over="ignore", invalid="ignore"):
             values = part.astype(old.dtype).reshape(old.shape)
         # What a NumPyClient sends declares neither shape nor dtype.
-        arrays[name] = same(array)
-        arrays[name].data = encoded(values).data
+        arrays[name] = shallow_copy(array)
+        arrays[name].data = encode_array(values).data
         start += old.size
-    copy = copied(content)
-    copy[key] = refilled(record, arrays)
+    copy = copy_content(content)
+    copy[key] = replace_entries_unchecked(record, arrays)
     return copy

@@ -24,16 +24,22 @@ from flwr_safedshb.client import (
     content_of,
     readable,
 )
-from flwr_safedshb.flower.compat import separate, set_id
-from flwr_safedshb.privacy.bad_examples import causes_shown, unwarned
+from flwr_safedshb.flower.compat import copy_context, set_message_id
+from flwr_safedshb.privacy.bad_examples import ignore_warnings, log_causes
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.datasets import Drawn, joined, rows, spec, tensors_of
+from flwr_safedshb.privacy.datasets import (
+    DrawnBatch,
+    concat_batches,
+    get_spec,
+    index_batch,
+    tensors_of,
+)
 from flwr_safedshb.privacy.private_gradient import (
-    Draw,
+    BatchSource,
     Vector,
+    add_noise,
+    draw_batch,
     private_vector,
-    released,
-    sampled,
 )
 from flwr_safedshb.simulation.in_process import InProcessGrid
 
@@ -61,8 +67,8 @@ class BatchedGrid(InProcessGrid):
         """Return a reply, which a private app has just made and holds no longer."""
         if not isinstance(self._app, PrivateClientApp):
             return super().received(reply, message_id, working)
-        set_id(reply, message_id)
-        return reply, separate(working)
+        set_message_id(reply, message_id)
+        return reply, copy_context(working)
 
     def _together(
         self, app: PrivateClientApp, messages: list[Message]
@@ -74,8 +80,8 @@ class BatchedGrid(InProcessGrid):
             if context is None:
                 replies[i] = self.unavailable(message, message_id)
             else:
-                set_id(message, message_id)
-                asked[i] = separate(context)
+                set_message_id(message, message_id)
+                asked[i] = copy_context(context)
         results = trained(app, [messages[i] for i in asked], list(asked.values()))
         for (i, working), result in zip(asked.items(), results, strict=True):
             replies[i] = self.concluded(messages[i], working, result)
@@ -167,7 +173,7 @@ def _gradients(group: list[GradientRequest]) -> list[Vector | BaseException]:
         draws = [request.draw for request in group]
         # Only a simulation may say what is wrong with its examples.
         private = any(request.client.randomness.private for request in group)
-        with causes_shown(not private):
+        with log_causes(not private):
             return [*private_vectors(client.gradients, draws, client.weight_decay)]
     except BaseException as error:
         if is_stop(error):
@@ -178,7 +184,7 @@ def _gradients(group: list[GradientRequest]) -> list[Vector | BaseException]:
 
 
 def private_vectors(
-    gradients: ClippedGradients, draws: Sequence[Draw], weight_decay: float = 0.0
+    gradients: ClippedGradients, draws: Sequence[BatchSource], weight_decay: float = 0.0
 ) -> list[Vector]:
     """Return the private gradient of every draw, as `private_vector` does of one.
 
@@ -187,13 +193,13 @@ def private_vectors(
     """
     if len(draws) == 1:
         return [private_vector(gradients, draws[0], weight_decay)]
-    batches = [sampled(gradients, draw) for draw in draws]
+    batches = [draw_batch(gradients, draw) for draw in draws]
     some = _level([batch for batch in batches if batch is not None])
-    kinds = {spec(x, y) for x, y, _ in some}
-    with unwarned():
+    kinds = {get_spec(x, y) for x, y, _ in some}
+    with ignore_warnings():
         if len(some) == len(draws) and len(kinds) == 1:
-            inputs = joined([x for x, _, _ in some])
-            targets = joined([y for _, y, _ in some])
+            inputs = concat_batches([x for x, _, _ in some])
+            targets = concat_batches([y for _, y, _ in some])
             masks = [good for _, _, good in some if good is not None]
             usable = torch.cat(masks) if masks else None
             sums = [*gradients.consume((inputs, targets), len(draws), usable)]
@@ -204,10 +210,10 @@ def private_vectors(
                 for each in batches
             ]
     pairs = zip(sums, draws, strict=True)
-    return [released(gradients, total, draw, weight_decay) for total, draw in pairs]
+    return [add_noise(gradients, total, draw, weight_decay) for total, draw in pairs]
 
 
-def _level(batches: Sequence[Drawn]) -> list[Drawn]:
+def _level(batches: Sequence[DrawnBatch]) -> list[DrawnBatch]:
     """Return batches of one size; a place that one lacks is filled, and counts nothing.
 
     Poisson batches differ in size.
@@ -217,11 +223,11 @@ def _level(batches: Sequence[Drawn]) -> list[Drawn]:
     if plain and len({*sizes}) == 1:
         return [*batches]
     places = torch.arange(max(sizes, default=0))
-    levelled: list[Drawn] = []
+    levelled: list[DrawnBatch] = []
     for (x, y, good), size in zip(batches, sizes, strict=True):
         index = places.clamp(max=size - 1)
         counts = places < size if good is None else good[index] & (places < size)
-        levelled.append((rows(x, index), rows(y, index), counts))
+        levelled.append((index_batch(x, index), index_batch(y, index), counts))
     return levelled
 
 

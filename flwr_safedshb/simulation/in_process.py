@@ -21,9 +21,9 @@ from flwr_safedshb.flower.compat import (
     SUPERLINK_NODE_ID,
     ErrorCode,
     Run,
-    delivered,
-    identify,
-    set_id,
+    copy_for_delivery,
+    set_message_id,
+    set_process_run,
 )
 from flwr_safedshb.flower.grid import SimulatedGrid
 
@@ -81,7 +81,7 @@ class InProcessGrid(SimulatedGrid):
         }
         self._replies: dict[str, Message] = {}
         self._sent = 0
-        identify(run_id)
+        set_process_run(run_id)
 
     def server_context(self) -> Context:
         """Return a Context to call a ServerApp with: ``app(grid, context)``."""
@@ -98,7 +98,7 @@ class InProcessGrid(SimulatedGrid):
         self._run = run
         for context in self._contexts.values():
             context.run_id = run.run_id
-        identify(run.run_id)
+        set_process_run(run.run_id)
 
     @property
     def run(self) -> Run:
@@ -121,7 +121,7 @@ class InProcessGrid(SimulatedGrid):
         # Grids may take turns in one process, and messages are made after this call; a
         # daemon makes none, which asks on where a run of the older kind has failed.
         if not threading.current_thread().daemon:
-            identify(self._run.run_id)
+            set_process_run(self._run.run_id)
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
@@ -150,7 +150,7 @@ class InProcessGrid(SimulatedGrid):
         message_id, context = self.new_id(), self.context_of(message)
         if context is None:
             return self.unavailable(message, message_id)
-        arrived, working = delivered(message, message_id, context)
+        arrived, working = copy_for_delivery(message, message_id, context)
         try:
             reply: object = self._app(arrived, working)
         except Exception as error:
@@ -169,7 +169,7 @@ class InProcessGrid(SimulatedGrid):
     @staticmethod
     def unavailable(message: Message, message_id: str) -> Message:
         """Return the reply to a message for a node that is not there."""
-        set_id(message, message_id)
+        set_message_id(message, message_id)
         reason = f"there is no node {message.metadata.dst_node_id}"
         return Message(Error(ErrorCode.NODE_UNAVAILABLE, reason), reply_to=message)
 
@@ -177,7 +177,7 @@ class InProcessGrid(SimulatedGrid):
         self, reply: Message, message_id: str, working: Context
     ) -> tuple[Message, Context]:
         """Return a reply as the server gets it: not the object that the app holds."""
-        return delivered(reply, message_id, working)
+        return copy_for_delivery(reply, message_id, working)
 
     def concluded(self, message: Message, working: Context, result: object) -> Message:
         """Return the reply that an app's result is, and keep the node's state.
@@ -206,7 +206,7 @@ class InProcessGrid(SimulatedGrid):
             reason = f"{type(error)}:<'{error}'>"
             code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
             reply = Message(Error(code, reason), reply_to=message)
-            set_id(reply, reply_id)
+            set_message_id(reply, reply_id)
         else:
             self._contexts[node_id].state = kept.state
         return reply

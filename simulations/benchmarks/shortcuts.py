@@ -36,15 +36,17 @@ Functions = Mapping[str, Callable[..., object]]
 
 # Of each shortcut, what it stands for.
 DOCUMENTED: Mapping[str, Functions] = {
-    "refilled": {"refilled": lambda record, entries: type(record)(dict(entries))},
-    "plain_array": {
-        "plain_array": lambda dtype, shape, data: Array(
+    "replace_entries_unchecked": {
+        "replace_entries_unchecked": lambda record, entries: type(record)(dict(entries))
+    },
+    "make_array_unchecked": {
+        "make_array_unchecked": lambda dtype, shape, data: Array(
             dtype, shape, "numpy.ndarray", data
         )
     },
-    "copied, delivered": {
-        "copied": copy.deepcopy,
-        "delivered": lambda message, message_id, context: (
+    "copy_content, copy_for_delivery": {
+        "copy_content": copy.deepcopy,
+        "copy_for_delivery": lambda message, message_id, context: (
             _named(message, message_id),
             copy.deepcopy(context),
         ),
@@ -53,7 +55,7 @@ DOCUMENTED: Mapping[str, Functions] = {
 
 
 def _named(message: Message, message_id: str) -> Message:
-    compat.set_id(message, message_id)
+    compat.set_message_id(message, message_id)
     return copy.deepcopy(message)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from flwr_safedshb.algorithm.budget import LEDGER_NAME
-from flwr_safedshb.algorithm.wire import MARK
+from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from simulations.chaos.problem import (
     DELTA,
@@ -142,7 +142,7 @@ def _odd(
 
 def _public(told: dict[str, object], epsilons: Collection[float]) -> bool:
     """Return whether all that is told follows from the plan and the number of steps."""
-    public = {"num-examples": EXAMPLES, MARK: told.get(MARK)}
+    public = {"num-examples": EXAMPLES, MOMENTUM_TAG: told.get(MOMENTUM_TAG)}
     if "epsilon" in told:  # in the last round
         found = [epsilon for epsilon in epsilons if epsilon == told["epsilon"]]
         public |= {"epsilon": found[0] if found else None, "delta": DELTA}

@@ -23,8 +23,8 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 
-from flwr_safedshb.algorithm.wire import MARK
-from flwr_safedshb.flower.compat import redirect
+from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
+from flwr_safedshb.flower.compat import set_reply_to
 from simulations.chaos.problem import DIMENSION, EXAMPLES, HOSTILE
 from simulations.chaos.trace import note
 
@@ -91,10 +91,10 @@ def _replayed(message: Message, context: Context) -> Message:
     content = _content(context.state.array_records[_ARRAYS])
     reply = Message(content, reply_to=message)
     before = context.state.config_records[_SENT]["to"]
-    redirect(reply, str(before))
+    set_reply_to(reply, str(before))
     return reply
 
 
 def _content(arrays: ArrayRecord) -> RecordDict:
-    metrics = MetricRecord({"num-examples": EXAMPLES, MARK: 1})
+    metrics = MetricRecord({"num-examples": EXAMPLES, MOMENTUM_TAG: 1})
     return RecordDict({"arrays": arrays, "metrics": metrics})

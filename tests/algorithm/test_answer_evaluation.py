@@ -21,7 +21,7 @@ from flwr_safedshb.algorithm.wire import RUN_EVALUATIONS, RUN_STEPS
 from flwr_safedshb.client import SafeDSHBClient, client_app
 from flwr_safedshb.privacy.accounting.accountant import epsilon
 from flwr_safedshb.privacy.accounting.renyi_filter import RenyiFilter
-from flwr_safedshb.privacy.datasets import Whole
+from flwr_safedshb.privacy.datasets import ArrayExamples
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.simulation.in_process import InProcessGrid
 from tests.clients import Layers, Scalar, ledger, node
@@ -88,9 +88,9 @@ def test_held_out_examples_alone_are_counted_and_do_not_train() -> None:
     client = seeded(HELD_OUT)
     assert private_answer(client, RIGHT, ASKED)["num-examples"] == HELD_OUT
     assert client.plan.num_examples == M - HELD_OUT
-    kept, aside = divided(Whole(INPUTS, torch.arange(M)), HELD_OUT)
-    assert isinstance(kept, Whole)
-    assert isinstance(aside, Whole)
+    kept, aside = divided(ArrayExamples(INPUTS, torch.arange(M)), HELD_OUT)
+    assert isinstance(kept, ArrayExamples)
+    assert isinstance(aside, ArrayExamples)
     both = [*kept.tensors[1].tolist(), *aside.tensors[1].tolist()]
     assert sorted(both) == [*range(M)]
 

@@ -68,7 +68,7 @@ def test_a_message_may_have_its_arrays_in_any_order() -> None:
     assert list(turned) != list(sent)
     numbered = ArrayRecord([a.numpy() for a in sent.values()])
     for record, names in ((turned, tuple(sent)), (numbered, ("0", "1"))):
-        found, arrays = template.read(record)
+        found, arrays = template.decode(record)
         assert found == names
         assert [array.shape for array in arrays] == [(3, 2), (3,)]
 
@@ -88,5 +88,5 @@ def test_other_names_are_refused_with_the_remedy(
     sent: dict[str, torch.Tensor], problem: str
 ) -> None:
     with pytest.raises(ValueError, match=problem) as raised:
-        Template.of(trained_arrays(Tied())).read(ArrayRecord(sent))
+        Template.of(trained_arrays(Tied())).decode(ArrayRecord(sent))
     assert "trained_arrays(model)" in str(raised.value)

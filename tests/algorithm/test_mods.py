@@ -18,7 +18,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import (
 )
 
 from flwr_safedshb.client import RefusedError, SafeDSHBClient, client_app
-from flwr_safedshb.flower.compat import identify
+from flwr_safedshb.flower.compat import set_process_run
 from tests.clients import THETA, ledger, make, node
 
 LEGACY = ("fitins.parameters", "fitins.config")
@@ -49,7 +49,7 @@ SPOILING: dict[str, Mod] = {
 
 def message(keys: tuple[str, str], **more: ConfigRecord) -> Message:
     config = ConfigRecord({"step": 0, "momentum": 0.5, "clipping_norm": 1.0})
-    identify(1)
+    set_process_run(1)
     content = RecordDict({keys[0]: ArrayRecord([*THETA]), keys[1]: config, **more})
     return Message(content, dst_node_id=2, message_type="train")
 

@@ -17,7 +17,7 @@ from flwr_safedshb.aggregation import Average, TrimmedMean
 from flwr_safedshb.algorithm.participation import malicious_bound, risk_in_round
 from flwr_safedshb.algorithm.resumable import NODES
 from flwr_safedshb.client import SafeDSHBClient, client_app
-from flwr_safedshb.flower.compat import set_id
+from flwr_safedshb.flower.compat import set_message_id
 from flwr_safedshb.flower.grid import WrappedGrid
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 from flwr_safedshb.simulation.adversarial import replaced
@@ -254,7 +254,7 @@ class Colluders(WrappedGrid):
         size = sum(array.numpy().size for array in arrays.values())
         vector = np.full(size, self.length / math.sqrt(size))
         spoilt = Message(replaced(reply.content, vector), reply_to=reply)
-        set_id(spoilt, reply.metadata.message_id)
+        set_message_id(spoilt, reply.metadata.message_id)
         spoilt.metadata.__dict__.update(reply.metadata.__dict__)
         return spoilt
 

@@ -13,8 +13,8 @@ from flwr_safedshb.algorithm.private_evaluation import (
     concluded,
     interval_in_words,
 )
-from flwr_safedshb.algorithm.wire import MARK
-from flwr_safedshb.flower.compat import set_id
+from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
+from flwr_safedshb.flower.compat import set_message_id
 from flwr_safedshb.simulation.in_process import InProcessGrid
 from flwr_safedshb.strategy import SafeDSHB
 from tests.federation import layers, model
@@ -27,7 +27,7 @@ M = 100
 def honest(accuracy: float, noise: float = 0.0, std: float = 1.0) -> Answer:
     correct = M * accuracy + noise
     told = {"num-examples": M, "correct": correct, "loss": correct / 2}
-    return {**told, "noise-std": std, MARK: 7}
+    return {**told, "noise-std": std, MOMENTUM_TAG: 7}
 
 
 def answers(told: Sequence[Answer]) -> tuple[list[Message], list[Message]]:
@@ -36,7 +36,7 @@ def answers(told: Sequence[Answer]) -> tuple[list[Message], list[Message]]:
     content = RecordDict({"arrays": model()})
     sent = [Message(content, n, "evaluate") for n in grid.get_node_ids()]
     for number, message in enumerate(sent):
-        set_id(message, f"m{number}")
+        set_message_id(message, f"m{number}")
     replies = [
         Message(RecordDict({"metrics": MetricRecord(each)}), reply_to=message)  # type: ignore[arg-type]
         for message, each in zip(sent, told, strict=True)
@@ -167,7 +167,10 @@ ODD: dict[str, tuple[Answer, str]] = {
     "no examples": ({**honest(0.5), "num-examples": 0}, "malformed"),
     "negative": ({**honest(0.5), "noise-std": -1.0}, "malformed"),
     "a list": ({**honest(0.5), "correct": [0.5]}, "malformed"),
-    "unmarked": ({k: v for k, v in honest(0.5).items() if k != MARK}, "wrong-keys"),
+    "unmarked": (
+        {k: v for k, v in honest(0.5).items() if k != MOMENTUM_TAG},
+        "wrong-keys",
+    ),
     "more": ({**honest(0.5), "extra": 1.0}, "wrong-keys"),
     "nothing": ({}, "wrong-keys"),
 }

@@ -9,7 +9,7 @@ from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 from flwr_safedshb.algorithm import screening
 from flwr_safedshb.algorithm.screening import Accepted, Excluded
 from flwr_safedshb.algorithm.wire import Template
-from flwr_safedshb.flower.compat import identify
+from flwr_safedshb.flower.compat import set_process_run
 from tests.replies import KINDS, Layers, record, with_arrays
 
 SHAPES = ((2, 17), (3,), ())
@@ -26,7 +26,7 @@ def model(names: tuple[str, ...] = ("weight", "bias", "scale")) -> ArrayRecord:
 
 
 def instruction() -> Message:
-    identify(1)
+    set_process_run(1)
     return Message(RecordDict(), dst_node_id=2, message_type="train")
 
 

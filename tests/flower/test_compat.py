@@ -97,7 +97,7 @@ def test_the_import_fails_where_a_name_is_gone(loss: str) -> None:
 def test_a_copy_of_a_message_shares_nothing_that_can_change() -> None:
     record = ConfigRecord({"x": [1, 2], "y": 3})
     content = RecordDict({"c": record})
-    copy = compat.copied(content)
+    copy = compat.copy_content(content)
     assert copy == content
     copied = copy.config_records["c"]
     copied["x"].append(3)  # type: ignore[union-attr, arg-type]
@@ -118,10 +118,10 @@ def test_mods_are_seen_through_the_function_that_calls_them() -> None:
         __call__ = staticmethod(first)
 
     def app(message: object, context: object) -> object:
-        seen.extend(compat.mods_at_work())
+        seen.extend(compat.active_mods())
         return message
 
     second = Second()
     utils.make_ffn(app, [first, second])(1, 2)  # type: ignore[arg-type, list-item]
     assert seen == [second, first]
-    assert list(compat.mods_at_work()) == []
+    assert list(compat.active_mods()) == []

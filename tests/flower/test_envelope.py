@@ -16,7 +16,7 @@ from flwr.superlink.grid import HttpGrid
 from flwr_safedshb.flower import fleet
 from flwr_safedshb.flower import inline_objects as envelope
 from flwr_safedshb.flower import patch_grid as superlink
-from flwr_safedshb.flower.compat import identify
+from flwr_safedshb.flower.compat import set_process_run
 from flwr_safedshb.flower.envelope_client import Opener, small_objects
 from flwr_safedshb.flower.fleet import message_pb2
 from flwr_safedshb.node.flower_patches import supernode
@@ -26,7 +26,7 @@ LARGE = envelope.SMALL  # floats: four times the bytes
 
 
 def made(*sizes: int) -> Packed:
-    identify(7)
+    set_process_run(7)
     arrays = ArrayRecord(
         [np.full(size, index, "f4") for index, size in enumerate(sizes)]
     )
@@ -108,7 +108,7 @@ def test_a_message_of_too_many_parts_has_none() -> None:
 
 
 def test_only_small_objects_are_made_into_bytes() -> None:
-    identify(7)
+    set_process_run(7)
     arrays = ArrayRecord([np.zeros(3, "f4"), np.zeros(LARGE, "f4")])
     message = Message(RecordDict({"arrays": arrays}), 5, "train", ttl=60.0)
     found = small_objects(message, {})

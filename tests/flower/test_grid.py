@@ -13,8 +13,13 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.task_identity import TaskIdentity
 
 from flwr_safedshb.flower import grid as grids
-from flwr_safedshb.flower.compat import SUPERLINK_NODE_ID, Run, answers, identify
-from flwr_safedshb.flower.grid import CarefulGrid, WrappedGrid
+from flwr_safedshb.flower.compat import (
+    SUPERLINK_NODE_ID,
+    Run,
+    is_reply_to,
+    set_process_run,
+)
+from flwr_safedshb.flower.grid import FaultTolerantGrid, WrappedGrid
 from flwr_safedshb.strategy import SafeDSHB
 from tests.federation import federation, model
 
@@ -79,7 +84,7 @@ def test_a_reply_that_never_completes_costs_the_others_nothing(
                 for_ever.wait(60)
             return super().pull_messages([name])
 
-    grid = CarefulGrid(Stalled(federation(5)))
+    grid = FaultTolerantGrid(Stalled(federation(5)))
     replies = grid.send_and_receive(messages(grid), timeout=0.5)
     for_ever.set()
     assert len(replies) == 4
@@ -98,7 +103,7 @@ def test_one_reply_is_asked_for_in_turn_until_some_are_there(
             Slow.asked += message_ids
             return super().pull_messages(message_ids) if len(Slow.asked) > 7 else []
 
-    grid = CarefulGrid(Slow(federation(5)))
+    grid = FaultTolerantGrid(Slow(federation(5)))
     assert len(grid.send_and_receive(messages(grid))) == 5
     assert len(pauses) == 7
     assert len({*Slow.asked[:5]}) == 5
@@ -114,16 +119,16 @@ def test_messages_are_of_their_grids_run_whatever_else_the_process_does() -> Non
             assert found == [ours] * 5
             return super().push_messages(messages)
 
-    grid = CarefulGrid(Strict(federation(5)))
+    grid = FaultTolerantGrid(Strict(federation(5)))
     nodes = sorted(grid.get_node_ids())
-    identify(grid.run.run_id + 1)
+    set_process_run(grid.run.run_id + 1)
     TaskIdentity.node_id = nodes[0]
     asked = [Message(RecordDict(), node, "train") for node in nodes]
     assert len(grid.send_and_receive(asked)) == 5
 
 
 def test_everything_is_asked_for_at_the_end_of_the_time() -> None:
-    grid = CarefulGrid(Remote(federation(5)))
+    grid = FaultTolerantGrid(Remote(federation(5)))
     assert len(grid.send_and_receive(messages(grid), timeout=0.0)) == 5
 
 
@@ -139,7 +144,7 @@ def test_what_cannot_be_sent_together_is_tried_one_by_one(kind: str) -> None:
                 raise error
             return super().push_messages(asked)
 
-    grid = CarefulGrid(Poisoned(federation(3)))
+    grid = FaultTolerantGrid(Poisoned(federation(3)))
     assert len(grid.send_and_receive(messages(grid), timeout=5.0)) == 2
 
 
@@ -148,7 +153,7 @@ def test_a_superlink_that_fails_over_one_reply_ends_no_run() -> None:
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
             raise refused(500)
 
-    grid = CarefulGrid(Failing(federation(3)))
+    grid = FaultTolerantGrid(Failing(federation(3)))
     assert grid.send_and_receive(messages(grid), timeout=30.0) == []
 
 
@@ -159,11 +164,11 @@ def test_a_reply_in_anothers_name_is_no_answer(field: str) -> None:
     (name,) = grid.push_messages([one])
     (reply,) = grid.pull_messages([name])
     node = one.metadata.dst_node_id
-    assert answers(reply, name, node)
-    assert not answers(reply, name, other.metadata.dst_node_id)
+    assert is_reply_to(reply, name, node)
+    assert not is_reply_to(reply, name, other.metadata.dst_node_id)
     forged = "x" if field.startswith("reply") else other.metadata.dst_node_id
     reply.metadata.__dict__[f"_{field}"] = forged
-    assert not answers(reply, name, node)
+    assert not is_reply_to(reply, name, node)
 
 
 def test_forged_replies_are_handed_on_to_be_counted() -> None:
@@ -174,7 +179,7 @@ def test_forged_replies_are_handed_on_to_be_counted() -> None:
                 reply.metadata.__dict__["_src_node_id"] = 99
             return found
 
-    grid = CarefulGrid(Forging(federation(3)))
+    grid = FaultTolerantGrid(Forging(federation(3)))
     replies = grid.send_and_receive(messages(grid), timeout=5.0)
     assert {reply.metadata.src_node_id for reply in replies} == {99}
 

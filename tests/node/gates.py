@@ -31,7 +31,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 from google.protobuf.message import Message as Proto
 
 from flwr_safedshb.flower import fleet
-from flwr_safedshb.flower.compat import identify
+from flwr_safedshb.flower.compat import set_process_run
 from flwr_safedshb.flower.fleet import fleet_pb2, message_pb2
 from flwr_safedshb.node.flower_patches.fleet_client import NodeProto, pem, signed
 from flwr_safedshb.node.gate.gate import Gate
@@ -115,7 +115,7 @@ def bare(message: Message) -> Message:
 
 def question(node: int, size: int = 3) -> Message:
     """What a server asks of a node."""
-    identify(RUN)
+    set_process_run(RUN)
     arrays = ArrayRecord([np.arange(size, dtype=np.float32)])
     message = Message(RecordDict({"arrays": arrays}), node, "train", ttl=60.0)
     message.metadata.__dict__["_message_id"] = message.object_id

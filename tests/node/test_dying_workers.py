@@ -23,7 +23,7 @@ from google.protobuf.message import Message as Proto
 
 import flwr_safedshb
 from flwr_safedshb.flower import inline_objects as envelope
-from flwr_safedshb.flower.compat import redirect
+from flwr_safedshb.flower.compat import set_reply_to
 from flwr_safedshb.flower.fleet import fab_pb2, fleet_pb2
 from flwr_safedshb.node.fab import built
 from flwr_safedshb.node.flower_patches import runtime_client as tasks
@@ -115,7 +115,7 @@ def answer(node: tasks.SuperNode, to: str | None = None) -> None:
     work = tasks.Work(node, claimed(node), lambda *_: None)
     reply = Message(RecordDict(), reply_to=work.message)
     if to is not None:
-        redirect(reply, to)
+        set_reply_to(reply, to)
     work.finish(reply)
     work.close()
 

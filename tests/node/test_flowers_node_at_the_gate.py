@@ -20,7 +20,7 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from google.protobuf.message import Message as Proto
 
 from flwr_safedshb.flower import fleet
-from flwr_safedshb.flower.compat import identify
+from flwr_safedshb.flower.compat import set_process_run
 from flwr_safedshb.node.flower_patches.fleet_client import Key, pem
 from flwr_safedshb.node.flower_patches.supernode import keep_connections, kept_limits
 from flwr_safedshb.node.gate.call import Call
@@ -78,7 +78,7 @@ def asking(key: Key) -> Beating:
     """Return a SuperLink with a message for the node that has this key."""
     superlink = Beating()
     superlink.nodes[pem(key)] = ME
-    identify(RUN)
+    set_process_run(RUN)
     message = Message(content(0), ME, "train", ttl=60.0)
     message.metadata.__dict__["_message_id"] = message.object_id
     superlink.waiting[ME] = [message]

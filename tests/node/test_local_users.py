@@ -22,7 +22,7 @@ from flwr_safedshb import cli
 from flwr_safedshb.algorithm.budget import RefusedError
 from flwr_safedshb.algorithm.checkpoint import save
 from flwr_safedshb.algorithm.progress import Progress
-from flwr_safedshb.atomic_io import private_folder, replace_file
+from flwr_safedshb.atomic_io import make_private_folder, replace_file
 from flwr_safedshb.node import service
 from flwr_safedshb.node.doctor import machine
 from flwr_safedshb.node.node_file import NodeFile
@@ -59,7 +59,7 @@ def mode(path: Path) -> int:
 
 
 def test_what_is_made_is_private_whatever_the_umask(place: Path) -> None:
-    private_folder(place / "a" / "b")
+    make_private_folder(place / "a" / "b")
     assert mode(place / "a") == mode(place / "a" / "b") == 0o700
     replace_file(place / "c" / "file", lambda file: file.write(b"x"))
     assert (mode(place / "c"), mode(place / "c" / "file")) == (0o755, 0o600)
@@ -105,10 +105,10 @@ def test_a_folder_that_another_may_change_is_not_trusted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     state = place / "node" / "state"
-    private_folder(state)
+    make_private_folder(state)
     change(state)
     with pytest.raises(PermissionError, match=told):
-        private_folder(state)
+        make_private_folder(state)
     with pytest.raises(RefusedError, match="ledger of this node cannot be used"):
         make(node(state.parent)).fit([*THETA], {"step": 0, "momentum": 0.5})
     assert told in caplog.text
@@ -131,14 +131,14 @@ def test_a_group_of_ones_own_above_is_as_good(
         (place / "above").chmod(0o770)
         if shared:
             with pytest.raises(PermissionError, match="others of group"):
-                private_folder(place / "above" / "state")
+                make_private_folder(place / "above" / "state")
         else:
-            private_folder(place / "above" / "state")
+            make_private_folder(place / "above" / "state")
 
 
 def test_a_sticky_folder_above_is_as_good_as_ones_own(place: Path) -> None:
     place.chmod(0o1777)
-    assert private_folder(place / "state") == place / "state"
+    assert make_private_folder(place / "state") == place / "state"
 
 
 @contextmanager

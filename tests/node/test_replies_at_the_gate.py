@@ -13,7 +13,7 @@ from flwr.app.message import array as flower_array
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from flwr_safedshb.flower import fleet
-from flwr_safedshb.flower.compat import identify
+from flwr_safedshb.flower.compat import set_process_run
 from flwr_safedshb.flower.fleet import fleet_pb2
 from flwr_safedshb.node.flower_patches.fleet_client import Packed, packed
 from flwr_safedshb.node.gate.limits import Limits
@@ -97,7 +97,7 @@ def test_noise_may_answer_zeros(
     """Chunks that are alike travel once; the momentum that answers them does not."""
     monkeypatch.setattr(flower_array, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 4000)
     limits = Limits(hold_seconds=0.05, poll_seconds=0.01, reply_bytes=2000)
-    identify(RUN)
+    set_process_run(RUN)
     zeros = {f"w{i}": Array(np.zeros(1000, np.float32)) for i in range(20)}
     noise = {f"w{i}": Array(np.full(1000, i, np.float32)) for i in range(20)}
 

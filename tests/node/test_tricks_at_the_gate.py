@@ -11,7 +11,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from flwr_safedshb.flower import fleet
-from flwr_safedshb.flower.compat import identify
+from flwr_safedshb.flower.compat import set_process_run
 from flwr_safedshb.flower.fleet import fleet_pb2
 from flwr_safedshb.node.flower_patches.fleet_client import packed, signed
 from flwr_safedshb.node.gate.limits import Limits
@@ -54,7 +54,7 @@ def of_many_arrays(count: int, value: float) -> RecordDict:
 
 
 def test_a_model_of_many_arrays_gets_through(tmp_path: Path) -> None:
-    identify(RUN)
+    set_process_run(RUN)
     message = Message(of_many_arrays(80, 0.5), ME, "train", ttl=60.0)
     message.metadata.__dict__["_message_id"] = message.object_id
 

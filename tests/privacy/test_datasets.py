@@ -21,8 +21,8 @@ from flwr_safedshb import (
     private_gradient,
     trained_arrays,
 )
-from flwr_safedshb.privacy.bad_examples import causes_shown
-from flwr_safedshb.privacy.datasets import DatasetError, examples_of
+from flwr_safedshb.privacy.bad_examples import log_causes
+from flwr_safedshb.privacy.datasets import DatasetError, make_examples
 from tests.clients import node
 
 SIZE = 20
@@ -129,8 +129,8 @@ def test_an_item_that_is_built_otherwise_counts_as_zero(
     """As many tensors of the same shapes, under other names."""
     other = {"wrong": NESTED[5]["left"], "right": NESTED[5]["right"], "y": LABELS[5]}
     odd = [other if i == 5 else item for i, item in enumerate(NESTED)]
-    with causes_shown():
-        assert examples_of(odd, "y").one(5) is None
+    with log_causes():
+        assert make_examples(odd, "y").one(5) is None
     assert "wrong: float32 [1]" in caplog.text
     step(odd, Keywords(3, 2), target="y")
 
@@ -142,7 +142,7 @@ def test_no_item_decides_what_the_others_look_like() -> None:
     """Neither the first, nor the first few."""
     one, all_but_one = ["what is this?", *PAIRS[1:]], [*"abcde", *PAIRS[5:]]
     for odd in (one, all_but_one):
-        examples = examples_of(odd, like=LIKE)
+        examples = make_examples(odd, like=LIKE)
         read = [examples.one(i) is not None for i in range(SIZE)]
         assert read == [not isinstance(item, str) for item in odd]
 
@@ -162,7 +162,7 @@ def test_private_randomness_wants_items_that_are_declared(
 
 def test_a_pair_of_arrays_takes_no_made_up_example() -> None:
     with pytest.raises(DatasetError, match="no like"):
-        examples_of((INPUTS, LABELS), like=LIKE)
+        make_examples((INPUTS, LABELS), like=LIKE)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_an_item_that_raises_anything_is_an_empty_place(
                 raise raised("private")
             return super().__getitem__(index)
 
-    examples = examples_of(Raises(PAIRS), like=LIKE)
+    examples = make_examples(Raises(PAIRS), like=LIKE)
     _, _, usable = examples.batch(np.arange(SIZE), None)
     assert usable is not None
     assert usable.tolist() == [i != 3 for i in range(SIZE)]
@@ -196,7 +196,7 @@ def test_the_owner_can_stop_a_node_while_it_reads() -> None:
     before = signal.signal(signal.SIGTERM, stop)
     try:
         with pytest.raises(SystemExit):
-            examples_of(Stops(PAIRS), like=LIKE).one(0)
+            make_examples(Stops(PAIRS), like=LIKE).one(0)
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -210,7 +210,7 @@ def test_ctrl_c_stops_a_node_while_it_reads() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            examples_of(Interrupted(PAIRS), like=LIKE).one(0)
+            make_examples(Interrupted(PAIRS), like=LIKE).one(0)
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -226,7 +226,7 @@ def test_a_time_limit_of_the_datasets_own_stops_nobody() -> None:
 
     before = signal.signal(signal.SIGALRM, late)
     try:
-        assert examples_of(Slow(PAIRS), like=LIKE).one(0) is None
+        assert make_examples(Slow(PAIRS), like=LIKE).one(0) is None
     finally:
         signal.signal(signal.SIGALRM, before)
 
@@ -246,7 +246,7 @@ def test_what_one_item_draws_changes_no_other() -> None:
     found = []
     for dataset.greedy in (-1, 2):
         torch.manual_seed(0)
-        inputs, _, _ = examples_of(dataset, like=LIKE).batch(np.arange(SIZE), None)
+        inputs, _, _ = make_examples(dataset, like=LIKE).batch(np.arange(SIZE), None)
         found.append(cast(torch.Tensor, inputs))
     changed = (found[0] != found[1]).any(dim=1)
     assert changed.nonzero().flatten().tolist() == [2]
@@ -260,7 +260,7 @@ def test_a_dataset_may_use_the_same_memory_for_every_item() -> None:
             inputs, label = super().__getitem__(index)
             return self.memory.copy_(inputs), label
 
-    inputs, _, _ = examples_of(Reused(PAIRS), like=LIKE).batch(np.arange(SIZE), None)
+    inputs, _, _ = make_examples(Reused(PAIRS), like=LIKE).batch(np.arange(SIZE), None)
     torch.testing.assert_close(cast(torch.Tensor, inputs), INPUTS)
 
 
@@ -286,7 +286,7 @@ class Odd(torch.Tensor):
 def test_an_item_of_any_kind_leaves_the_others_as_they_are(odd: object) -> None:
     items: list[Any] = [*PAIRS]
     items[5] = odd, LABELS[5]
-    inputs, _, usable = examples_of(items, like=LIKE).batch(np.arange(SIZE), None)
+    inputs, _, usable = make_examples(items, like=LIKE).batch(np.arange(SIZE), None)
     others = np.arange(SIZE) != 5
     assert usable is not None
     assert usable[others].all()
@@ -297,7 +297,7 @@ def test_an_item_of_any_kind_leaves_the_others_as_they_are(odd: object) -> None:
 def test_rows_that_are_not_finite_are_empty_places_from_the_start() -> None:
     inputs = INPUTS.clone()
     inputs[2, 1], inputs[4, 0] = math.nan, math.inf
-    drawn, _, usable = examples_of((inputs, LABELS)).batch(np.arange(SIZE), None)
+    drawn, _, usable = make_examples((inputs, LABELS)).batch(np.arange(SIZE), None)
     assert usable is not None
     assert usable.tolist() == [i not in (2, 4) for i in range(SIZE)]
     assert cast(torch.Tensor, drawn).isfinite().all()
@@ -354,7 +354,7 @@ class Stream(IterableDataset[object]):
             "unpack fails: KeyError: 'image'; items are dicts with keys img, label",
         ),
         (PAIRS, {"target": "label"}, "tuples of 2, and target='label' is for dicts"),
-        ([{"label": y} for _, y in PAIRS], {"target": "label"}, "nothing is left"),
+        ([{"label": y} for _, y in PAIRS], {"target": "label"}, "with nothing beside"),
         (Broken(), {}, "none of the first items can be read: OSError: no such image"),
         (PAIRS, {"target": "y", "unpack": len}, "give target or unpack, not both"),
     ],

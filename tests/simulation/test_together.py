@@ -11,9 +11,9 @@ from flwr_safedshb.privacy.clipping.gradients import (
     ClippedGradients,
     UnsupportedModelError,
 )
-from flwr_safedshb.privacy.datasets import Whole
+from flwr_safedshb.privacy.datasets import ArrayExamples
 from flwr_safedshb.privacy.plan import PrivacyPlan, Sampling
-from flwr_safedshb.privacy.private_gradient import Draw, private_gradient
+from flwr_safedshb.privacy.private_gradient import BatchSource, private_gradient
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 from flwr_safedshb.simulation.batched import private_vectors
 
@@ -34,13 +34,13 @@ def examples(client: int, size: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, torch.randn(size, generator=rng)
 
 
-def draw(client: int, sampling: Sampling = "fixed", batch_size: int = 8) -> Draw:
-    data = Whole(*examples(client))
+def draw(client: int, sampling: Sampling = "fixed", batch_size: int = 8) -> BatchSource:
+    data = ArrayExamples(*examples(client))
     plan = PrivacyPlan(0.7, 1e-6, batch_size, data.size, sampling)
-    return Draw(data, plan, SeededRandomness(5).for_step(client, 0))
+    return BatchSource(data, plan, SeededRandomness(5).for_step(client, 0))
 
 
-def alone(gradients: ClippedGradients, mine: Draw, decay: float) -> torch.Tensor:
+def alone(gradients: ClippedGradients, mine: BatchSource, decay: float) -> torch.Tensor:
     layers = private_gradient(
         gradients, mine.examples, mine.plan, mine.randomness, decay
     )
@@ -68,7 +68,7 @@ def test_groups_are_sums_of_their_own_examples(
     parts = [examples(i, 5) for i in range(4)]
     expected = [gradients.flat_sum(*part) for part in parts]
     inputs, targets = (torch.cat(both) for both in zip(*parts, strict=True))
-    grouped = gradients.grouped(inputs, targets, 4)
+    grouped = gradients.sum_groups(inputs, targets, 4)
     torch.testing.assert_close(grouped, torch.stack(expected), rtol=1e-4, atol=1e-6)
 
 
@@ -76,13 +76,13 @@ def test_an_example_that_is_not_finite_touches_no_other() -> None:
     gradients = ClippedGradients(nn.Linear(6, 1), loss, 0.7)
     parts = [examples(i, 5) for i in range(3)]
     inputs, targets = (torch.cat(both) for both in zip(*parts, strict=True))
-    clean = gradients.grouped(inputs, targets, 3)
+    clean = gradients.sum_groups(inputs, targets, 3)
     inputs[7] = torch.inf
-    spoilt = gradients.grouped(inputs, targets, 3)
+    spoilt = gradients.sum_groups(inputs, targets, 3)
     assert torch.equal(spoilt[[0, 2]], clean[[0, 2]])
     used = torch.ones(15, dtype=torch.bool)
     used[7] = False
-    assert torch.equal(spoilt, gradients.grouped(inputs, targets, 3, used))
+    assert torch.equal(spoilt, gradients.sum_groups(inputs, targets, 3, used))
     assert not torch.equal(spoilt, clean)
 
 
@@ -91,7 +91,7 @@ def test_inputs_that_do_not_fit_the_model_are_refused_whatever_they_hold() -> No
     said = set()
     for value in (0.0, 77.0):
         wrong = torch.full((40, 7), value), torch.zeros(40)
-        other = Draw(Whole(*wrong), draw(0).plan, SeededRandomness(5))
+        other = BatchSource(ArrayExamples(*wrong), draw(0).plan, SeededRandomness(5))
         with pytest.raises(UnsupportedModelError, match="made-up") as caught:
             private_vectors(gradients, [draw(0), other])
         said.add(str(caught.value))
@@ -100,8 +100,10 @@ def test_inputs_that_do_not_fit_the_model_are_refused_whatever_they_hold() -> No
 
 def test_noise_of_one_client_is_not_the_noise_of_another() -> None:
     gradients = ClippedGradients(nn.Linear(6, 1), loss, 0.7)
-    data = Whole(*examples(0))
+    data = ArrayExamples(*examples(0))
     plan = PrivacyPlan(0.7, 1.0, 8, 40)
-    draws = [Draw(data, plan, SeededRandomness(5).for_step(i, 0)) for i in range(2)]
+    draws = [
+        BatchSource(data, plan, SeededRandomness(5).for_step(i, 0)) for i in range(2)
+    ]
     first, second = private_vectors(gradients, draws)
     assert not np.allclose(first[0], second[0])

@@ -5,7 +5,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict, Us
 from flwr.clientapp import ClientApp
 
 from flwr_safedshb.client import RefusedError
-from flwr_safedshb.flower.compat import identify
+from flwr_safedshb.flower.compat import set_process_run
 from simulations.app import OVERRIDES, client_app, make_client_app
 from simulations.experiment import untrained
 from simulations.overrides import plain
@@ -50,7 +50,7 @@ def ask(app: ClientApp, overrides: str | None = None) -> Message:
     """Send a model and ask for a step, in a run with these overrides."""
     arrays = ArrayRecord(MODEL.state_dict())
     config = ConfigRecord({"step": 0, "momentum": 0.5})
-    identify(1)
+    set_process_run(1)
     message = Message(
         RecordDict({"a": arrays, "c": config}), dst_node_id=2, message_type="train"
     )

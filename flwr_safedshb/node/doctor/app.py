@@ -18,7 +18,7 @@ from flwr_safedshb.client import (
     SafeDSHBClient,
     private_client,
 )
-from flwr_safedshb.flower.compat import flat_config
+from flwr_safedshb.flower.compat import flatten_config
 from flwr_safedshb.node import node_file
 
 
@@ -40,7 +40,7 @@ def read_app(folder: Path) -> tuple[str, UserConfig]:
         component = str(app["components"]["clientapp"])
     except (KeyError, TypeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{path} names no clientapp of a Flower app") from error
-    return component, flat_config(app.get("config", {}))
+    return component, flatten_config(app.get("config", {}))
 
 
 def load_client_fn(name: str, folder: Path) -> ClientFn:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from flwr_safedshb.atomic_io import private_folder
+from flwr_safedshb.atomic_io import make_private_folder
 from flwr_safedshb.node.doctor.check import Check
 
 _PACKAGE = "flwr-safedshb"
@@ -101,7 +101,7 @@ def check_state_dir(path: Path, ledger_name: str) -> Iterator[Check]:
         yield Check(name, "ok", f"{path} will be made")
         return
     try:
-        private_folder(path)
+        make_private_folder(path)
     except PermissionError as error:
         yield Check(name, "failed", str(error))
         return

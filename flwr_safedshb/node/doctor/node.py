@@ -152,7 +152,7 @@ def _check_step(client: SafeDSHBClient) -> Check:
     name = "data and model"
     start = time.perf_counter()
     # Here the data's owner is told what no server is.
-    with _heard(unusable.__name__, logging.WARNING) as words, unusable.causes_shown():
+    with _heard(unusable.__name__, logging.WARNING) as words, unusable.log_causes():
         try:
             layers = private_gradient(
                 client.gradients,

@@ -22,7 +22,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 
 from flwr_safedshb.flower import fleet
-from flwr_safedshb.flower.compat import ErrorCode, identify
+from flwr_safedshb.flower.compat import ErrorCode, set_process_run
 from flwr_safedshb.flower.fleet import message_pb2
 
 __all__ = [
@@ -91,7 +91,7 @@ def given_up(asked: message_pb2.Metadata, reason: str) -> Packed:
     """Return an error in answer to a message, in the name of the node it was for."""
     proto = message_pb2.Message(metadata=asked)
     proto.content.SetInParent()  # Flower knows no message with nothing in it
-    identify(asked.run_id)
+    set_process_run(asked.run_id)
     error = Error(ErrorCode.CLIENT_APP_CRASHED, reason)
     return packed(Message(error, reply_to=received(proto)))
 

@@ -47,25 +47,24 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flwr_safedshb.privacy.bad_examples import EvenTime
-from flwr_safedshb.privacy.clipping.clipped_sum import Part
-from flwr_safedshb.privacy.clipping.ghost_norms import Parts, Watched
+from flwr_safedshb.privacy.bad_examples import TimePadding
+from flwr_safedshb.privacy.clipping.clipped_sum import GradientPart
+from flwr_safedshb.privacy.clipping.ghost_norms import HookedLayer, Parts
 from flwr_safedshb.privacy.clipping.total_losses import TotalFunctions
-from flwr_safedshb.privacy.clipping.whitelist import has_formula, rowwise, takes_rows
+from flwr_safedshb.privacy.clipping.whitelist import has_formula, is_rowwise, takes_rows
 from flwr_safedshb.privacy.datasets import (
     Batch,
     Example,
-    apart,
-    as_batch,
+    index_batch,
     map_tensors,
-    rows,
     tensors_of,
+    unsqueeze_batch,
 )
 from flwr_safedshb.privacy.losses import PerExampleLoss
 from flwr_safedshb.privacy.randomness.streams import separate_streams
 
 
-class Pass:
+class PerExampleBackward:
     """One example after the other, each with the state that the model was given in.
 
     Parameters
@@ -107,7 +106,7 @@ class Pass:
     def settle(self, made_up: Example) -> None:
         """Decide by made-up examples what the model alone does not say."""
         start = time.perf_counter()
-        self.gradient(*(rows(part, slice(0, 1)) for part in made_up))
+        self.gradient(*(index_batch(part, slice(0, 1)) for part in made_up))
         self._usual_time = time.perf_counter() - start
 
     def make_copy(self) -> tuple[nn.Module, PerExampleLoss, list[nn.Parameter]]:
@@ -142,16 +141,18 @@ class Pass:
         count = len(tensors_of(targets)[0])
         gradients = torch.zeros(count, self.held, dtype=self.dtype)
         losses = torch.full((count,), torch.nan)
-        even = EvenTime(self._usual_time)
+        even = TimePadding(self._usual_time)
         with separate_streams(count) as start:
             for i in range(count):
                 one = slice(i, i + 1)
                 start(i)
                 with even.example():
-                    found = self.gradient(rows(inputs, one), rows(targets, one))
+                    found = self.gradient(
+                        index_batch(inputs, one), index_batch(targets, one)
+                    )
                     gradients[i], losses[i] = found
         even.wait()
-        return [Part(gradients, slice(0, self.held))], losses
+        return [GradientPart(gradients, slice(0, self.held))], losses
 
     def gradient(
         self, inputs: Batch, targets: Batch
@@ -159,26 +160,28 @@ class Pass:
         """Return the gradient of one example, (d,), and its loss, ()."""
         module, loss, trained = self.make_copy()
         with TotalFunctions():
-            value = loss(called(module, copy_batch(inputs)), copy_batch(targets)).sum()
+            value = loss(
+                call_model(module, copy_batch(inputs)), copy_batch(targets)
+            ).sum()
         found = torch.autograd.grad(
             value, trained, allow_unused=True, materialize_grads=True
         )
         return torch.cat([g.flatten().to(self.dtype) for g in found]), value.detach()
 
 
-class Together(Pass):
+class BatchedBackward(PerExampleBackward):
     """All examples at once."""
 
     def settle(self, made_up: Example) -> None:
         """Watch layers that are called, and that take the first axis for examples."""
         if torch.__version__ < "2.13":  # it loads its compiler late, under vmap
             torch.compiler.disable()  # type: ignore[no-untyped-call]
-        self._plain, seen = rowwise(self.module), [True]
+        self._plain, seen = is_rowwise(self.module), [True]
         self._tickets: list[torch.Tensor] = []
         self._loose: dict[str, nn.Parameter] = {}
         owners = Counter(p for layer in self.module.modules() for p in _own(layer))
         self._watched = [
-            Watched(layer, self.places, self.dtype, self._tickets)
+            HookedLayer(layer, self.places, self.dtype, self._tickets)
             for layer in self.module.modules()
             if has_formula(layer)
             and any(p in self.places for p in _own(layer))
@@ -213,7 +216,7 @@ class Together(Pass):
         self.held = sum(
             part.g.shape[1]
             for part in self.parts(*made_up)[0]
-            if isinstance(part, Part) and part.inputs is None
+            if isinstance(part, GradientPart) and part.inputs is None
         )
 
     def parts(self, inputs: Batch, targets: Batch) -> tuple[Parts, torch.Tensor]:
@@ -228,7 +231,7 @@ class Together(Pass):
         for name in reversed(copies):
             if (g := found.pop()) is not None:
                 place = self.places[self._loose[name]]
-                parts.append(Part(g.flatten(1).to(self.dtype), place))
+                parts.append(GradientPart(g.flatten(1).to(self.dtype), place))
         for watched in reversed(self._watched):
             parts += watched.parts(losses.shape[0], found)
         return parts, losses.detach()
@@ -242,10 +245,12 @@ class Together(Pass):
         if self._plain:
             with self._guard():
                 outputs = self.module(inputs)
-            if self.loss.elementary:
+            if self.loss.is_rowwise:
                 return self.loss(outputs, targets), {}
             loss = torch.vmap(copy.deepcopy(self.loss), randomness="different")
-            return loss(apart(outputs), apart(targets)).squeeze(1), {}
+            return loss(
+                unsqueeze_batch(outputs, 1), unsqueeze_batch(targets, 1)
+            ).squeeze(1), {}
         first = tensors_of(targets)[0]
         copies = {
             name: p.detach().expand(len(first), *p.shape).requires_grad_()
@@ -277,12 +282,12 @@ class Together(Pass):
     ) -> torch.Tensor:
         """Return the loss of one example, which the model gets as a batch of one."""
         self._tickets[:] = [ticket]
-        outputs = called(module, as_batch(inputs), weights)
-        return loss(outputs, as_batch(targets)).squeeze(0)
+        outputs = call_model(module, unsqueeze_batch(inputs, 0), weights)
+        return loss(outputs, unsqueeze_batch(targets, 0)).squeeze(0)
 
 
 @contextmanager
-def flushed_denormals() -> Iterator[None]:
+def flush_denormals() -> Iterator[None]:
     """Take numbers below the normal ones for zero, as far as the processor can.
 
     To compute with them takes up to 35 times as long, so an example or a server's
@@ -296,7 +301,7 @@ def flushed_denormals() -> Iterator[None]:
         torch.set_flush_denormal(already)
 
 
-def called(
+def call_model(
     module: nn.Module, inputs: Batch, weights: dict[str, torch.Tensor] | None = None
 ) -> Batch:
     """Return what a model makes of inputs, with some `weights` in place of its own.

@@ -11,8 +11,8 @@ Proof. Let N be the examples of a sum, n = min(N, BLOCK) those that are summed i
 type, u that type's unit roundoff (2^-24 for float32), v = 2^-53 that of float64, and
 ||.|| the Euclidean norm.
 
-1. N_i >= ||x_i||: `squares` is taken of the stored numbers that are summed, and is
-   raised by more than its own rounding. f_i is rounded towards zero, so that
+1. N_i >= ||x_i||: `squared_norms` is taken of the stored numbers that are summed,
+   and is raised by more than its own rounding. f_i is rounded towards zero, so that
    ||f_i x_i|| <= C'. An example whose N_i is not finite is set to zero.
 2. A coordinate of a block is a sum of n products in some order, with or without fused
    operations; a term passes at most n + 2 roundings. So its error is at most
@@ -57,7 +57,7 @@ _SQUARES = 256
 
 
 @dataclass(eq=False)
-class Part:
+class GradientPart:
     """The gradients of k examples for some of the parameters.
 
     They are g, (k, q), of the parameters at `own`, such as a bias, or any that have a
@@ -75,19 +75,21 @@ class Part:
         """How many parameters."""
         return sum(at.stop - at.start for at in (self.own, self.weight) if at)
 
-    def squares(self, clip_norm: float) -> torch.Tensor:
+    def squared_norms(self, clip_norm: float) -> torch.Tensor:
         """Return the squared norms, at least, up to rounding in float64; (k,)."""
         if self.inputs is None:
-            return squares(self.g)
-        each = squares(self.inputs)
+            return squared_norms(self.g)
+        each = squared_norms(self.inputs)
         if self.own is not None:
             each += 1.0
         info = torch.finfo(self.g.dtype)
         if info.bits < 64:
             # f g may underflow in each of q values, and is multiplied by the inputs.
-            limit = info.eps / 2.0 * lowered(clip_norm, 1, self.g.dtype) / info.tiny
+            limit = (
+                info.eps / 2.0 * lower_clip_norm(clip_norm, 1, self.g.dtype) / info.tiny
+            )
             each.masked_fill_(each > limit**2 / self.g.shape[1], math.inf)
-        return each.mul_(squares(self.g))
+        return each.mul_(squared_norms(self.g))
 
     def drop(self, examples: torch.Tensor) -> None:
         """Set the gradients of some examples, (k,) of bool, to zero."""
@@ -99,15 +101,17 @@ class Part:
         """Write sum_i f_i x_i, f of shape (groups, k), to `out`, (groups, d)."""
         g, each = self.g.view(*factors.shape, -1), factors.unsqueeze(2)
         if self.inputs is None:
-            summed(each, g, out[:, self.own].unsqueeze(1))
+            sum_outer_products(each, g, out[:, self.own].unsqueeze(1))
             return
         inputs, g = self.inputs.view(*factors.shape, -1), g * each
-        summed(g, inputs, out[:, self.weight].view(len(out), g.shape[2], -1))
+        sum_outer_products(
+            g, inputs, out[:, self.weight].view(len(out), g.shape[2], -1)
+        )
         if self.own is not None:
             torch.sum(g, dim=1, dtype=out.dtype, out=out[:, self.own])
 
 
-class Rows:
+class TablePart:
     """The same of a table: gradients g, (k, t, q), of some rows, `entries`, (k, t)."""
 
     def __init__(
@@ -124,10 +128,10 @@ class Rows:
         self._g = g.new_zeros(len(self._places), g.shape[2], dtype=torch.float64)
         self._g.index_add_(0, inverse.flatten(), g.flatten(0, 1).double())
 
-    def squares(self, clip_norm: float) -> torch.Tensor:
+    def squared_norms(self, clip_norm: float) -> torch.Tensor:
         """Return the squared norms."""
         found = self._g.new_zeros(self._count)
-        return found.index_add_(0, self._owners, squares(self._g))
+        return found.index_add_(0, self._owners, squared_norms(self._g))
 
     def drop(self, examples: torch.Tensor) -> None:
         """Set the gradients of some examples to zero."""
@@ -144,8 +148,8 @@ class Rows:
         out[:, self._weight] = table.view(groups, -1)
 
 
-def clipped_sums(
-    parts: Sequence[Part | Rows],
+def clip_and_sum(
+    parts: Sequence[GradientPart | TablePart],
     shape: tuple[int, int, int],
     clip_norm: float,
     dtype: torch.dtype,
@@ -175,9 +179,9 @@ def clipped_sums(
         In `dtype`, or in float64 if a group is more than a block.
     """
     groups, count, size = shape
-    norms = reduce(torch.add, (part.squares(clip_norm) for part in parts)).sqrt_()
+    norms = reduce(torch.add, (part.squared_norms(clip_norm) for part in parts)).sqrt_()
     # Lowered by more than what rounds, or underflows, in float64.
-    bound = lowered(clip_norm, max(whole, count), dtype)
+    bound = lower_clip_norm(clip_norm, max(whole, count), dtype)
     bound /= 1.0 + 2.0**-30 + size * 2.0**-50
     factors = bound / norms
     if dtype != torch.float64:
@@ -200,7 +204,7 @@ def clipped_sums(
     return out
 
 
-def lowered(clip_norm: float, count: int, dtype: torch.dtype) -> float:
+def lower_clip_norm(clip_norm: float, count: int, dtype: torch.dtype) -> float:
     """Return C': what is left of C when the rounding of `count` examples is off it."""
     n, u = float(min(count, BLOCK)), torch.finfo(dtype).eps / 2.0
     wide = 2.0 * (count + 4.0) * count * 2.0**-53
@@ -214,7 +218,7 @@ def _zero_rows(rows: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
     return rows.index_fill_(0, which.nonzero().flatten(), 0.0)
 
 
-def squares(rows: torch.Tensor) -> torch.Tensor:
+def squared_norms(rows: torch.Tensor) -> torch.Tensor:
     """Return the squared norm of every row, at least, up to rounding in float64.
 
     Those of long rows with values beyond 1e18 may be infinite: to look closer would
@@ -238,7 +242,9 @@ def _wide_squares(rows: torch.Tensor) -> torch.Tensor:
     return norms.square_().add_(rows.shape[1] * torch.finfo(torch.float64).tiny)
 
 
-def summed(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+def sum_outer_products(
+    left: torch.Tensor, right: torch.Tensor, out: torch.Tensor
+) -> None:
     """Write sum_i left_i right_i^T of every group to `out`.
 
     Parameters

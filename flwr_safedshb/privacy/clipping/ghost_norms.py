@@ -21,15 +21,15 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
-from flwr_safedshb.privacy.clipping.clipped_sum import Part, Rows
+from flwr_safedshb.privacy.clipping.clipped_sum import GradientPart, TablePart
 from flwr_safedshb.privacy.clipping.total_losses import TotalFunctions
 
 # Elements that are worked on at a time: few, so that they stay in the cache.
 _CACHED = 2**18
-Parts = list[Part | Rows]
+Parts = list[GradientPart | TablePart]
 
 
-class _Unwrapped(torch.autograd.Function):
+class _VmapEscape(torch.autograd.Function):
     """Calls a function of what `torch.vmap` works on, with examples first."""
 
     @staticmethod
@@ -53,7 +53,7 @@ class _Unwrapped(torch.autograd.Function):
         return function(inputs.movedim(in_dims[0], 0)), 0
 
 
-class Watched:
+class HookedLayer:
     """A layer that is watched, all its uses in a pass, and memory for its gradients.
 
     Parameters
@@ -141,7 +141,7 @@ class Watched:
         def forward(input: torch.Tensor) -> torch.Tensor:  # torch's name
             if not self._tickets:
                 return see(input)
-            unwrapped = cast(Any, _Unwrapped).apply(input, self._tickets[0], see_all)
+            unwrapped = cast(Any, _VmapEscape).apply(input, self._tickets[0], see_all)
             return cast(torch.Tensor, unwrapped)
 
         return forward
@@ -154,14 +154,14 @@ def _folds(layer: nn.Module, inputs: torch.Tensor) -> bool:
     return isinstance(layer, nn.GroupNorm)
 
 
-def _linear(seen: Watched) -> Parts:
+def _linear(seen: HookedLayer) -> Parts:
     a, g, at = seen.rows(0), seen.rows(1), seen.at
     if a.shape[1] == 1 and "weight" in at:  # a position: two vectors are enough
-        return [Part(g[:, 0], at.get("bias"), a[:, 0], at["weight"])]
+        return [GradientPart(g[:, 0], at.get("bias"), a[:, 0], at["weight"])]
     return _weighted(seen, lambda some: a[some].mT.unsqueeze(1), g.mT.unsqueeze(1))
 
 
-def _convolution(seen: Watched) -> Parts:
+def _convolution(seen: HookedLayer) -> Parts:
     layer = cast(_ConvNd, seen.layer)
     pads = layer._reversed_padding_repeated_twice
     images, returned = [], []
@@ -198,7 +198,7 @@ def _windows(layer: _ConvNd, images: torch.Tensor) -> torch.Tensor:
 
 
 def _weighted(
-    seen: Watched, spread: Callable[[slice], torch.Tensor], g: torch.Tensor
+    seen: HookedLayer, spread: Callable[[slice], torch.Tensor], g: torch.Tensor
 ) -> Parts:
     """Return the parts of a weight and its bias: sums of outer products over positions.
 
@@ -211,7 +211,7 @@ def _weighted(
     weight, bias = seen.at.get("weight"), seen.at.get("bias")
     parts: Parts = []
     if bias is not None:
-        parts.append(Part(g.sum(dim=3).flatten(1), bias))
+        parts.append(GradientPart(g.sum(dim=3).flatten(1), bias))
     if weight is not None:
         rows = seen.room((seen.count, weight.stop - weight.start))
         gradients = rows.view(*g.shape[:3], -1)
@@ -219,11 +219,11 @@ def _weighted(
         for start in range(0, len(g), step):
             some = slice(start, start + step)
             torch.matmul(g[some], spread(some).mT, out=gradients[some])
-        parts.append(Part(rows, weight))
+        parts.append(GradientPart(rows, weight))
     return parts
 
 
-def _norm(seen: Watched) -> Parts:
+def _norm(seen: HookedLayer) -> Parts:
     """Return the parts of a scale, by what it scales, and of a shift."""
     parts: Parts = []
     for name, at in seen.at.items():
@@ -234,7 +234,7 @@ def _norm(seen: Watched) -> Parts:
             if isinstance(seen.layer, nn.GroupNorm):  # over places, then over images
                 scaled = scaled.reshape(*g.shape[:2], -1).sum(dim=2)
             each.append(scaled.reshape(seen.count, -1, at.stop - at.start))
-        parts.append(Part(_joined(each, 1).sum(dim=1), at))
+        parts.append(GradientPart(_joined(each, 1).sum(dim=1), at))
     return parts
 
 
@@ -245,7 +245,7 @@ def _normed(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return functional.layer_norm(x, list(layer.normalized_shape), eps=layer.eps)
 
 
-def _embedding(seen: Watched) -> Parts:
+def _embedding(seen: HookedLayer) -> Parts:
     layer = cast(nn.Embedding, seen.layer)
     entries = _joined([x.reshape(seen.count, -1) for x, _ in seen.seen], 1)
     # An example with others has a loss of NaN, and counts as zero.
@@ -253,14 +253,14 @@ def _embedding(seen: Watched) -> Parts:
     g = seen.rows(1)
     if layer.padding_idx is not None:  # its row has no gradient
         g = g.masked_fill((entries == layer.padding_idx).unsqueeze(2), 0.0)
-    return [Rows(entries, g, layer.num_embeddings, seen.at["weight"])]
+    return [TablePart(entries, g, layer.num_embeddings, seen.at["weight"])]
 
 
 def _joined(uses: list[torch.Tensor], dim: int) -> torch.Tensor:
     return uses[0] if len(uses) == 1 else torch.cat(uses, dim)
 
 
-FORMULAS: dict[object, Callable[[Watched], Parts]] = {
+FORMULAS: dict[object, Callable[[HookedLayer], Parts]] = {
     nn.Linear.forward: _linear,
     **dict.fromkeys(
         (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward), _convolution

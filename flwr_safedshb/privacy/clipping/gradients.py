@@ -26,19 +26,23 @@ import torch
 from torch import nn
 
 from flwr_safedshb.privacy.bad_examples import log_unusable
-from flwr_safedshb.privacy.clipping.backward import Pass, copy_batch, flushed_denormals
+from flwr_safedshb.privacy.clipping.backward import (
+    PerExampleBackward,
+    copy_batch,
+    flush_denormals,
+)
 from flwr_safedshb.privacy.clipping.clipped_sum import (
     MAX_CLIP,
     MIN_CLIP,
     WIDE,
-    clipped_sums,
+    clip_and_sum,
 )
 from flwr_safedshb.privacy.clipping.validate_model import (
-    best_pass,
     check_model,
+    find_backward,
     refuse_global_hooks,
 )
-from flwr_safedshb.privacy.datasets import Batch, Example, rows, tensors_of
+from flwr_safedshb.privacy.datasets import Batch, Example, index_batch, tensors_of
 from flwr_safedshb.privacy.losses import Loss, PerExampleLoss, UnsupportedModelError
 from flwr_safedshb.privacy.plan import Clipping
 
@@ -99,7 +103,7 @@ class ClippedGradients:
         small = self.size <= self.most_wide
         wide = small or any(p.dtype == torch.float64 for p in self.trained)
         self._dtype = torch.float64 if wide else torch.float32
-        self._paths: dict[object, Pass] = {}
+        self._paths: dict[object, PerExampleBackward] = {}
         self._logged = False
 
     @property
@@ -116,7 +120,7 @@ class ClippedGradients:
         """In words, how examples are kept apart; nothing before `prepare`."""
         return ", ".join(dict.fromkeys(path.words for path in self._paths.values()))
 
-    def prepare(self, inputs: Batch, targets: Batch) -> Pass:
+    def prepare(self, inputs: Batch, targets: Batch) -> PerExampleBackward:
         """Find out, with made-up examples, how to treat examples like these.
 
         A call does so by itself; asked beforehand, a model that cannot be trained is
@@ -132,7 +136,7 @@ class ClippedGradients:
         kind = tuple((tuple(tensor.shape[1:]), tensor.dtype) for tensor in tensors)
         if kind not in self._paths:
             like = inputs, targets
-            self._paths[kind] = best_pass(self.model, self._loss, like, self._dtype)
+            self._paths[kind] = find_backward(self.model, self._loss, like, self._dtype)
         return self._paths[kind]
 
     def __call__(self, inputs: Batch, targets: Batch) -> list[torch.Tensor]:
@@ -157,9 +161,9 @@ class ClippedGradients:
         self, inputs: Batch, targets: Batch, usable: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return the sum of the examples' clipped gradients as one vector, (d,)."""
-        return self.grouped(inputs, targets, 1, usable)[0]
+        return self.sum_groups(inputs, targets, 1, usable)[0]
 
-    def grouped(
+    def sum_groups(
         self,
         inputs: Batch,
         targets: Batch,
@@ -200,11 +204,15 @@ class ClippedGradients:
         if count == 0:
             return torch.zeros(groups, self.size, device=self.trained[0].device)
         path = self.prepare(inputs, targets)
-        with path.lock, flushed_denormals():
+        with path.lock, flush_denormals():
             return self._consume(path, batch, groups, usable)
 
     def _consume(
-        self, path: Pass, batch: Example, groups: int, usable: torch.Tensor | None
+        self,
+        path: PerExampleBackward,
+        batch: Example,
+        groups: int,
+        usable: torch.Tensor | None,
     ) -> torch.Tensor:
         inputs, targets = batch
         for mine, given in zip(path.parameters, self._parameters(), strict=True):
@@ -223,13 +231,13 @@ class ClippedGradients:
             size = min(most, each - first)
             part = slice(group * each + first, group * each + first + size)
             some = None if usable is None else usable[part]
-            few = rows(inputs, part), rows(targets, part)
+            few = index_batch(inputs, part), index_batch(targets, part)
             out[group] += self._sums(path, few, (1, size), some, each)[0]
         return out
 
     def _sums(
         self,
-        path: Pass,
+        path: PerExampleBackward,
         batch: Example,
         shape: tuple[int, int],
         usable: torch.Tensor | None,
@@ -243,7 +251,7 @@ class ClippedGradients:
         if not parts:  # no gradient leads anywhere
             return torch.zeros(shape[0], self.size)
         numbers = (*shape, self.size), self.clip_norm, path.dtype
-        return clipped_sums(parts, *numbers, usable, whole)
+        return clip_and_sum(parts, *numbers, usable, whole)
 
     def _log_infinite(self, finite: torch.Tensor, usable: torch.Tensor | None) -> None:
         """Write to the node's log that examples have no finite loss, once."""

@@ -21,9 +21,14 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
-from flwr_safedshb.privacy.bad_examples import made_to_fail, reraise_stop, unlogged
-from flwr_safedshb.privacy.clipping.backward import Pass, Together, called, copy_batch
-from flwr_safedshb.privacy.clipping.clipped_sum import MAX_CLIP, clipped_sums
+from flwr_safedshb.privacy.bad_examples import ignore_failure, reraise_stop, silence_log
+from flwr_safedshb.privacy.clipping.backward import (
+    BatchedBackward,
+    PerExampleBackward,
+    call_model,
+    copy_batch,
+)
+from flwr_safedshb.privacy.clipping.clipped_sum import MAX_CLIP, clip_and_sum
 from flwr_safedshb.privacy.clipping.fingerprint import Fingerprint, make_fingerprint
 from flwr_safedshb.privacy.clipping.total_losses import (
     TotalFunctions,
@@ -35,16 +40,16 @@ from flwr_safedshb.privacy.datasets import (
     Batch,
     Example,
     Spec,
-    joined,
-    rows,
-    spec,
+    concat_batches,
+    get_spec,
+    index_batch,
     tensors_of,
 )
 from flwr_safedshb.privacy.losses import (
     Loss,
     PerExampleLoss,
     UnsupportedModelError,
-    in_words,
+    describe_batch,
 )
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -57,7 +62,7 @@ _LONG = 100
 # Models that were checked: several, because a process may simulate several clients.
 _MOST_KNOWN = 8
 _one_check = Lock()
-_known_passes: dict[tuple[Fingerprint, Spec, torch.dtype], Pass] = {}
+_known_passes: dict[tuple[Fingerprint, Spec, torch.dtype], PerExampleBackward] = {}
 
 
 def check_model(
@@ -118,7 +123,7 @@ def check_model(
         like = given, torch.zeros(len(tensors_of(given)[0]))
         loss = _first_output
     if like is not None and loss is not None:
-        best_pass(model, PerExampleLoss(loss), like, trained[0].dtype)
+        find_backward(model, PerExampleLoss(loss), like, trained[0].dtype)
 
 
 def refuse_global_hooks() -> None:
@@ -135,9 +140,9 @@ def _first_output(outputs: Batch, targets: torch.Tensor) -> torch.Tensor:
     return tensors_of(outputs)[0].flatten(1).sum(1)
 
 
-def best_pass(
+def find_backward(
     model: nn.Module, loss: PerExampleLoss, like: Example, dtype: torch.dtype
-) -> Pass:
+) -> PerExampleBackward:
     """Return the best pass that gives examples the gradients that each has alone.
 
     Its module has random weights, and wants those of the model. A model and a loss that
@@ -155,7 +160,7 @@ def best_pass(
     UnsupportedModelError
         If the model or the loss fails on made-up examples, or mixes them.
     """
-    built, kind = make_fingerprint(model, loss), spec(*like)
+    built, kind = make_fingerprint(model, loss), get_spec(*like)
     if built is None:
         return _find_pass(model, loss, like, dtype)
     key = built, kind, dtype
@@ -170,7 +175,7 @@ def best_pass(
 
 def _find_pass(
     model: nn.Module, loss: PerExampleLoss, like: Example, dtype: torch.dtype
-) -> Pass:
+) -> PerExampleBackward:
     with _undisturbed():
         trial, loss = _copy_apart(model, loss)
         trial.train()
@@ -180,22 +185,24 @@ def _find_pass(
         _redraw(trial)
         # Without dropout, so that there is something to compare.
         still = copy.deepcopy(trial).eval()
-        examples, right = _tried(Pass(still, loss, dtype), like)
+        examples, right = _tried(PerExampleBackward(still, loss, dtype), like)
         partial = _find_partial_operation(copy.deepcopy(trial), loss, examples)
         if is_unchecked(partial):
             raise UnsupportedModelError(
                 f"{partial} does not check its values, and some would end the process; "
                 "do without it"
             )
-        alone = Pass(copy.deepcopy(trial), loss, dtype)
-        quiet = Pass(copy.deepcopy(still), loss, dtype)
+        alone = PerExampleBackward(copy.deepcopy(trial), loss, dtype)
+        quiet = PerExampleBackward(copy.deepcopy(still), loss, dtype)
         with _nothing_left_outside(trial, loss):
             _refuse_mixing(still, loss, *examples)
             _refuse_outer_state(alone, examples)
             _refuse_state_in_evaluation(quiet, examples)
             _refuse_own_state(alone, examples)
         failure: BaseException = ArithmeticError("gradients are too large, or differ")
-        for kind in (Pass,) if partial else (Together, Pass):
+        for kind in (
+            (PerExampleBackward,) if partial else (BatchedBackward, PerExampleBackward)
+        ):
             try:
                 found = _each(kind(copy.deepcopy(still), loss, dtype), examples)
                 best = kind(copy.deepcopy(trial), loss, dtype)
@@ -234,11 +241,11 @@ def _find_partial_operation(
     module: nn.Module, loss: PerExampleLoss, examples: Example
 ) -> str:
     """Return an operation that some value may make raise, or an empty string."""
-    one = [copy_batch(rows(part, _ONES[0])) for part in examples]
+    one = [copy_batch(index_batch(part, _ONES[0])) for part in examples]
 
     def compute_loss() -> torch.Tensor:
         with TotalFunctions():
-            return loss(called(module, one[0]), one[1])
+            return loss(call_model(module, one[0]), one[1])
 
     trained = [p for p in module.parameters() if p.requires_grad]
     try:
@@ -265,7 +272,7 @@ def _scale(examples: Example, size: float) -> Example:
     return cast(Example, tree_map_only(torch.Tensor, scale, examples))
 
 
-def _refuse_own_state(path: Pass, examples: Example) -> None:
+def _refuse_own_state(path: PerExampleBackward, examples: Example) -> None:
     """Refuse a model or a loss that changes what it holds while it trains."""
     for of_weights, of_examples in (
         (1.0, 1.0),
@@ -279,8 +286,8 @@ def _refuse_own_state(path: Pass, examples: Example) -> None:
         before = _held_tensors(path.module, path.loss)
         module, loss, _ = path.make_copy()
         inputs, targets = map(copy_batch, _scale(examples, of_examples))
-        with made_to_fail():
-            loss(called(module, inputs), targets)
+        with ignore_failure():
+            loss(call_model(module, inputs), targets)
         after = _held_tensors(module, loss)
         for name, tensor in before.items():
             if name in after and not _same_bits(tensor, after[name]):
@@ -343,20 +350,20 @@ def _nothing_left_outside(module: nn.Module, loss: PerExampleLoss) -> Iterator[N
             )
 
 
-def _refuse_state_in_evaluation(path: Pass, examples: Example) -> None:
+def _refuse_state_in_evaluation(path: PerExampleBackward, examples: Example) -> None:
     """Refuse a model whose loss of an example depends on the examples before it."""
 
     def compute_loss(inputs: Batch, targets: Batch) -> torch.Tensor:
         module, loss, _ = path.make_copy()
         with torch.no_grad(), TotalFunctions():
             return loss(
-                called(module, copy_batch(inputs)), copy_batch(targets)
+                call_model(module, copy_batch(inputs)), copy_batch(targets)
             ).detach()
 
     _refuse_memory(compute_loss, examples)
 
 
-def _refuse_outer_state(path: Pass, examples: Example) -> None:
+def _refuse_outer_state(path: PerExampleBackward, examples: Example) -> None:
     """Refuse a model whose gradient of an example depends on the examples before it."""
     _refuse_memory(lambda *example: path.gradient(*example)[0], examples)
 
@@ -368,18 +375,20 @@ def _refuse_memory(
 
     def take(place: int, size: float = 1.0) -> torch.Tensor:
         torch.manual_seed(_SEED)
-        inputs, targets = (rows(part, _ONES[place]) for part in _scale(examples, size))
+        inputs, targets = (
+            index_batch(part, _ONES[place]) for part in _scale(examples, size)
+        )
         return compute(inputs, targets)
 
     first = take(0)
     for size in _SIZES:
-        with made_to_fail():
+        with ignore_failure():
             take(1, size)
         if not _same_bits(first, take(0)):
             raise UnsupportedModelError(_MEETING)
 
 
-def _refuse_meeting(path: Pass, examples: Example) -> None:
+def _refuse_meeting(path: PerExampleBackward, examples: Example) -> None:
     """Refuse a pass in which an example's gradient depends on those beside it.
 
     The first place has the same example in every batch, and the same random numbers.
@@ -389,13 +398,13 @@ def _refuse_meeting(path: Pass, examples: Example) -> None:
         both = zip(examples, _scale(examples, size), strict=True)
         batch = [_beside(part, other) for part, other in both]
         torch.manual_seed(_SEED)
-        with unlogged():
+        with silence_log():
             parts, losses = path.run(*map(copy_batch, batch))
         if not parts:
             return
         shape = _COUNT, 1, sum(p.numel() for p in path.places)
         usable = losses.isfinite()
-        found = clipped_sums(parts, shape, MAX_CLIP, path.dtype, usable)[0]
+        found = clip_and_sum(parts, shape, MAX_CLIP, path.dtype, usable)[0]
         if first is not None and not _same_bits(first, found):
             raise UnsupportedModelError(_MEETING)
         first = found
@@ -403,8 +412,8 @@ def _refuse_meeting(path: Pass, examples: Example) -> None:
 
 def _beside(one: Batch, others: Batch) -> Batch:
     """Return a batch with the first example of one batch and the rest of another."""
-    first, rest = rows(one, slice(0, 1)), rows(others, slice(1, _COUNT))
-    return joined([first, rest])
+    first, rest = index_batch(one, slice(0, 1)), index_batch(others, slice(1, _COUNT))
+    return concat_batches([first, rest])
 
 
 @contextmanager
@@ -429,14 +438,17 @@ def _redraw(module: nn.Module) -> None:
 
 
 def _tried(
-    alone: Pass, like: Example, cure: bool = True
+    alone: PerExampleBackward, like: Example, cure: bool = True
 ) -> tuple[Example, torch.Tensor]:
     """Return examples that model and loss can take, and the gradient of each."""
     failure: BaseException | None = None
     for words, classes in itertools.product((10, 2, 1), (10, 3, 2, 1)):
         examples = _made_up(like[0], words), _made_up(like[1], classes, targets=True)
         try:
-            pairs = [alone.gradient(*(rows(p, one) for p in examples)) for one in _ONES]
+            pairs = [
+                alone.gradient(*(index_batch(p, one) for p in examples))
+                for one in _ONES
+            ]
             found = torch.stack([gradient for gradient, _ in pairs])
             if found.isfinite().all() and all(loss.isfinite() for _, loss in pairs):
                 return examples, found
@@ -449,7 +461,7 @@ def _tried(
     raise _failed(failure, like, _cures(alone, like) if cure else []) from failure
 
 
-def _cures(alone: Pass, like: Example) -> list[str]:
+def _cures(alone: PerExampleBackward, like: Example) -> list[str]:
     """Return the changes of the data with which model and loss work: they are tried."""
     made = _made_up(like[0], 1), _made_up(like[1], 1)
     weights = next(p.dtype for p in alone.module.parameters() if p.requires_grad)
@@ -485,12 +497,12 @@ def _made_up(like: Batch, numbers: int, targets: bool = False) -> Batch:
     return cast(Batch, tree_map_only(torch.Tensor, made, like))
 
 
-def _each(path: Pass, examples: Example) -> torch.Tensor:
+def _each(path: PerExampleBackward, examples: Example) -> torch.Tensor:
     """Return each example's gradient, (k, d)."""
     path.settle(cast(Example, [*map(copy_batch, examples)]))
     parts, _ = path.parts(*map(copy_batch, examples))
     shape = _COUNT, 1, sum(p.numel() for p in path.places)
-    return clipped_sums(parts, shape, MAX_CLIP, path.dtype)
+    return clip_and_sum(parts, shape, MAX_CLIP, path.dtype)
 
 
 def _refuse_mixing(
@@ -498,10 +510,13 @@ def _refuse_mixing(
 ) -> None:
     """Refuse what would not train as its author meant: every example is alone here."""
     alone = [
-        loss(called(module, copy_batch(rows(inputs, one))), rows(targets, one))
+        loss(
+            call_model(module, copy_batch(index_batch(inputs, one))),
+            index_batch(targets, one),
+        )
         for one in _ONES
     ]
-    together = loss(called(module, copy_batch(inputs)), targets)
+    together = loss(call_model(module, copy_batch(inputs)), targets)
     if not _close(together.unsqueeze(1), torch.cat(alone).unsqueeze(1)):
         raise UnsupportedModelError(
             "the model or the loss mixes the examples of a batch: their losses are not "
@@ -529,7 +544,7 @@ def _failed(
         "; ".join(
             [
                 "the model or the loss fails on made-up examples like the data, inputs "
-                f"{in_words(like[0])} and targets {in_words(like[1])}",
+                f"{describe_batch(like[0])} and targets {describe_batch(like[1])}",
                 *cures,
                 f"{type(error).__name__}: {text}",
             ]

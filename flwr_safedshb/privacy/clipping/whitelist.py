@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from flwr_safedshb.privacy.clipping.ghost_norms import FORMULAS
-from flwr_safedshb.privacy.losses import unhooked
+from flwr_safedshb.privacy.losses import has_no_hooks
 
 # Layers without weights that treat every row of the first axis by itself.
 _ROWWISE = frozenset(
@@ -29,7 +29,7 @@ _HARMLESS = {
 }
 
 
-def rowwise(model: nn.Module) -> bool:
+def is_rowwise(model: nn.Module) -> bool:
     """Say whether a model is a sequence of layers that treat every row by itself.
 
     Only torch's own forward passes count, without hooks or parametrisations: a forward
@@ -47,7 +47,7 @@ def has_formula(layer: nn.Module) -> bool:
         # A weight that is computed from others is none of the layer's own.
         and {"weight"} <= layer._parameters.keys() <= {"weight", "bias"}
         and getattr(layer, "padding_mode", "zeros") == "zeros"
-        and unhooked(layer)
+        and has_no_hooks(layer)
     )
 
 
@@ -62,7 +62,7 @@ def takes_rows(layer: nn.Module, inputs: torch.Tensor) -> bool:
 
 def _known(module: nn.Module) -> bool:
     kind = type(module)
-    if not _inherits(kind) or not unhooked(module) or _is_patched(module):
+    if not _inherits(kind) or not has_no_hooks(module) or _is_patched(module):
         return False
     if kind.forward is nn.Sequential.forward:
         return True

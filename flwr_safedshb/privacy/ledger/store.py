@@ -47,7 +47,7 @@ from flwr_safedshb.privacy.ledger.database import (
 )
 from flwr_safedshb.privacy.ledger.history import History, Kind, Totals, is_within
 from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan
-from flwr_safedshb.sanitize import PLAIN
+from flwr_safedshb.sanitize import SAFE_NAME
 
 _WAIT_SECONDS = 120.0
 # Attempts after which accounting is done while other processes wait.
@@ -347,7 +347,7 @@ def _count(steps: int, least: int = 1) -> int:
 
 def _name(run: str | int) -> str:
     name = str(run)
-    if name and not PLAIN.fullmatch(name):
+    if name and not SAFE_NAME.fullmatch(name):
         raise ValueError(
             f"run={name[:80]!r} must be up to 64 letters, digits, '.', '_' and "
             "'-', and begin with a letter or digit"

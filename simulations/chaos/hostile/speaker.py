@@ -11,7 +11,7 @@ from flwr.app import Error, Message
 from google.protobuf.message import Message as Proto
 
 from flwr_safedshb.flower import fleet
-from flwr_safedshb.flower.compat import identify
+from flwr_safedshb.flower.compat import set_process_run
 from flwr_safedshb.flower.fleet import fleet_pb2, message_pb2
 from flwr_safedshb.node.flower_patches.fleet_client import (
     NodeProto,
@@ -119,7 +119,7 @@ class Speaker:
         if not given.messages_list:
             return None
         message = received(given.messages_list[0])
-        identify(message.metadata.run_id)
+        set_process_run(message.metadata.run_id)
         return message
 
     def announce(self, *pushed: Packed, number: int | None = None) -> httpx.Response:

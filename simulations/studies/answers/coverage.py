@@ -18,8 +18,8 @@ from flwr_safedshb.algorithm.answer_evaluation import (
 )
 from flwr_safedshb.algorithm.evaluation_names import CORRECT, NOISE_STD
 from flwr_safedshb.algorithm.private_evaluation import PrivateEvaluations, concluded
-from flwr_safedshb.algorithm.wire import MARK
-from flwr_safedshb.flower.compat import set_id
+from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
+from flwr_safedshb.flower.compat import set_message_id
 from flwr_safedshb.privacy.accounting.accountant import epsilon
 from flwr_safedshb.privacy.evaluation import Question, private_counts
 from flwr_safedshb.privacy.plan import PrivacyPlan
@@ -95,9 +95,11 @@ def _concluded(told: Sequence[Metrics]) -> dict[str, float]:
     grid = InProcessGrid(ClientApp(), len(told))
     sent = [Message(RecordDict(), n, "evaluate") for n in grid.get_node_ids()]
     for i, message in enumerate(sent):
-        set_id(message, f"asked-{i}")
+        set_message_id(message, f"asked-{i}")
     replies = [
-        Message(RecordDict({"m": MetricRecord({**each, MARK: 1})}), reply_to=message)
+        Message(
+            RecordDict({"m": MetricRecord({**each, MOMENTUM_TAG: 1})}), reply_to=message
+        )
         for message, each in zip(sent, told, strict=True)
     ]
     found = concluded(PrivateEvaluations(1, MAX_LOSS), sent, LIARS, replies)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from flwr_safedshb.privacy.clipping import clipped_sum as sums
-from flwr_safedshb.privacy.clipping.clipped_sum import Part, Rows
+from flwr_safedshb.privacy.clipping.clipped_sum import GradientPart, TablePart
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 
 torch.set_num_threads(1)
@@ -111,16 +111,18 @@ def test_no_weights_and_no_examples_move_the_sum_by_more(
     assert 0.5 < worst <= 1.0
 
 
-def aligned(dtype: torch.dtype, count: int, width: int = 40) -> list[Part]:
+def aligned(dtype: torch.dtype, count: int, width: int = 40) -> list[GradientPart]:
     """Gradients of equal direction, so that every rounding adds up."""
     rows = torch.full((count, width), 1.0 + 2.0**-12, dtype=dtype)
-    return [Part(rows * torch.linspace(3, 5, count).unsqueeze(1), slice(0, width))]
+    return [
+        GradientPart(rows * torch.linspace(3, 5, count).unsqueeze(1), slice(0, width))
+    ]
 
 
 @pytest.mark.parametrize("count", [1, 2, 25, 64, 65, 300])
 @pytest.mark.parametrize("dtype", [F32, F64])
 def test_lowered_clip_is_close_to_the_clip(count: int, dtype: torch.dtype) -> None:
-    found = sums.clipped_sums(aligned(dtype, count), (1, count, 40), 0.7, dtype)[0]
+    found = sums.clip_and_sum(aligned(dtype, count), (1, count, 40), 0.7, dtype)[0]
     share = norm(found) / (0.7 * count)
     assert found.dtype == (F32 if dtype == F32 and count <= 64 else F64)
     assert 1 - 6e-4 < share <= 1.0
@@ -147,10 +149,12 @@ def worst_share() -> float:
     ):
         rows = (scale * row).expand(64, 1000)
         found = [
-            sums.clipped_sums([Part(batch, at)], (1, 64, 1000), clip, F32)[0]
+            sums.clip_and_sum([GradientPart(batch, at)], (1, 64, 1000), clip, F32)[0]
             for batch in (rows, torch.cat([-rows[:1], rows[1:]]))
         ]
-        alone = sums.clipped_sums([Part(rows[:1], at)], (1, 1, 1000), clip, F32)[0]
+        alone = sums.clip_and_sum(
+            [GradientPart(rows[:1], at)], (1, 1, 1000), clip, F32
+        )[0]
         worst = max(worst, gap(*found) / (2.0 * clip), norm(alone) / clip)
     return worst
 
@@ -177,10 +181,10 @@ def of_other_numbers(rows: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("place", "name", "defect"),
     [
-        (sums, "lowered", lambda clip_norm, count, dtype: clip_norm),
+        (sums, "lower_clip_norm", lambda clip_norm, count, dtype: clip_norm),
         (torch, "nextafter", raised),
-        (sums, "squares", in_float32),
-        (sums, "squares", of_other_numbers),
+        (sums, "squared_norms", in_float32),
+        (sums, "squared_norms", of_other_numbers),
     ],
 )
 def test_defect_is_found(
@@ -200,7 +204,7 @@ def test_large_norms_are_never_below_the_exact_ones() -> None:
             if length >= 2048 and exponent == 100:
                 continue  # of these squares, float32 has none
             rows = torch.randn(2, length, generator=generator) * 2.0**exponent
-            for row, found in zip(rows, sums.squares(rows), strict=True):
+            for row, found in zip(rows, sums.squared_norms(rows), strict=True):
                 exact = sum((Fraction(x) ** 2 for x in row.tolist()), Fraction(0))
                 assert Fraction(float(found)) * (1 + Fraction(2) ** -30) >= exact
                 # What squares may have lost to underflow is added.
@@ -214,8 +218,8 @@ def test_factors_that_underflow_let_nothing_through(size: float) -> None:
     inputs = torch.full((1, 2), 3e38)
     clipped = []
     for g in torch.linspace(1.0, 3.0, 60).tolist():
-        outer = Part(torch.full((1, 2), g * size), None, inputs, slice(0, 4))
-        clipped.append(sums.clipped_sums([outer], (1, 1, 4), 2.0**-40, F32)[0])
+        outer = GradientPart(torch.full((1, 2), g * size), None, inputs, slice(0, 4))
+        clipped.append(sums.clip_and_sum([outer], (1, 1, 4), 2.0**-40, F32)[0])
     assert max(map(norm, clipped)) <= 2.0**-40
 
 
@@ -225,9 +229,9 @@ def test_squares_that_underflow_let_nothing_through(bias: slice | None) -> None:
         for back in (1e100, 1e152, 1.5e153):
             inputs = torch.full((1, 64), size, dtype=F64)
             g = torch.full((1, 64), back, dtype=F64)
-            outer = Part(g, bias, inputs, slice(0, 4096))
+            outer = GradientPart(g, bias, inputs, slice(0, 4096))
             shape = 1, 1, 4096 + 64 * (bias is not None)
-            found = sums.clipped_sums([outer], shape, 1e-9, F64)
+            found = sums.clip_and_sum([outer], shape, 1e-9, F64)
             assert norm(found[0] * 1e9) <= 1.0
 
 
@@ -247,8 +251,8 @@ def test_nothing_around_a_call_makes_its_sums_narrower(count: int) -> None:
 def test_rows_of_a_table_are_added_up_before_they_are_measured() -> None:
     g = torch.tensor([[[2.0**24], [1.0], [1.0], [-(2.0**24) - 2]]]).expand(1, 4, 5)
     for entries in ([[1, 1, 1, 1]], [[1, 1, 0, 0]]):
-        rows = Rows(torch.tensor(entries), g, 2, slice(0, 10))
-        found = sums.clipped_sums([rows], (1, 1, 10), 1.0, F32)
+        rows = TablePart(torch.tensor(entries), g, 2, slice(0, 10))
+        found = sums.clip_and_sum([rows], (1, 1, 10), 1.0, F32)
         assert norm(found[0]) <= 1.0
 
 
@@ -260,11 +264,11 @@ def test_products_in_less_than_float32_are_not_trusted() -> None:
         for precision in ("high", "medium"):
             torch.set_float32_matmul_precision(precision)
             found = torch.empty(1, 40, 40)
-            sums.summed(left, right, found)
+            sums.sum_outer_products(left, right, found)
             assert torch.equal(found, exact)
     finally:
         torch.set_float32_matmul_precision(before)
-    sums.summed(left, right, found)
+    sums.sum_outer_products(left, right, found)
     assert not torch.equal(found, exact)
 
 

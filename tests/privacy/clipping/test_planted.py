@@ -23,10 +23,10 @@ from flwr_safedshb.privacy.clipping import clipped_sum as sums
 from flwr_safedshb.privacy.clipping import gradients
 from flwr_safedshb.privacy.clipping import total_losses as total
 from flwr_safedshb.privacy.clipping import validate_model as checks
-from flwr_safedshb.privacy.clipping.backward import Pass
-from flwr_safedshb.privacy.clipping.clipped_sum import Part, Rows
+from flwr_safedshb.privacy.clipping.backward import PerExampleBackward
+from flwr_safedshb.privacy.clipping.clipped_sum import GradientPart, TablePart
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.datasets import Drawn, Example, Whole
+from flwr_safedshb.privacy.datasets import ArrayExamples, DrawnBatch, Example
 from flwr_safedshb.privacy.losses import PerExampleLoss, UnsupportedModelError
 from tests.clipping import cross_entropy
 
@@ -56,28 +56,30 @@ def underflow() -> float:
     inputs = torch.full((1, 1), 2.0**127)
     for share in torch.linspace(0.3, 3.0, 28).tolist():
         clip = share * 2.0**-22  # f g is `share` times the least number, 2^-149
-        outer = Part(torch.full((1, 1), 2.0**-60), None, inputs, slice(0, 1))
-        found = sums.clipped_sums([outer], (1, 1, 1), clip, F32)[0]
+        outer = GradientPart(torch.full((1, 1), 2.0**-60), None, inputs, slice(0, 1))
+        found = sums.clip_and_sum([outer], (1, 1, 1), clip, F32)[0]
         worst = max(worst, norm(found) / clip)
     return worst
 
 
-def outer_without_underflow(part: Part, clip_norm: float) -> torch.Tensor:
+def outer_without_underflow(part: GradientPart, clip_norm: float) -> torch.Tensor:
     assert part.inputs is not None
-    each = sums.squares(part.inputs) + (part.own is not None)
-    return each * sums.squares(part.g)
+    each = sums.squared_norms(part.inputs) + (part.own is not None)
+    return each * sums.squared_norms(part.g)
 
 
-def outer_without_bias(part: Part, clip_norm: float) -> torch.Tensor:
+def outer_without_bias(part: GradientPart, clip_norm: float) -> torch.Tensor:
     if part.inputs is None:
-        return sums.squares(part.g)
-    return sums.squares(part.inputs) * sums.squares(part.g)
+        return sums.squared_norms(part.g)
+    return sums.squared_norms(part.inputs) * sums.squared_norms(part.g)
 
 
 def biased() -> float:
     """Sum an outer product and the bias beside it."""
-    outer = Part(torch.full((1, 4), 3.0), slice(4, 8), torch.ones(1, 1), slice(0, 4))
-    return norm(sums.clipped_sums([outer], (1, 1, 8), 1.0, F32)[0])
+    outer = GradientPart(
+        torch.full((1, 4), 3.0), slice(4, 8), torch.ones(1, 1), slice(0, 4)
+    )
+    return norm(sums.clip_and_sum([outer], (1, 1, 8), 1.0, F32)[0])
 
 
 def vanished() -> float:
@@ -86,8 +88,8 @@ def vanished() -> float:
     for size in (1e-162, 1.5e-162, 5e-162):
         inputs = torch.full((1, 64), size, dtype=F64)
         g = torch.full((1, 64), 1.5e153, dtype=F64)
-        outer = Part(g, None, inputs, slice(0, 4096))
-        found = sums.clipped_sums([outer], (1, 1, 4096), 1e-9, F64)
+        outer = GradientPart(g, None, inputs, slice(0, 4096))
+        found = sums.clip_and_sum([outer], (1, 1, 4096), 1e-9, F64)
         worst = max(worst, norm(found[0] * 1e9))
     return worst
 
@@ -102,10 +104,10 @@ def infinite() -> float:
     rows = torch.ones(3, 5)
     for value in (math.inf, -math.inf, math.nan, 3e38):
         rows[1, 2] = value
-        part = Part(rows.clone(), slice(0, 5))
-        found = sums.clipped_sums([part], (1, 3, 5), 1.0, F32)[0]
-        others = sums.clipped_sums(
-            [Part(torch.ones(3, 5), slice(0, 5))],
+        part = GradientPart(rows.clone(), slice(0, 5))
+        found = sums.clip_and_sum([part], (1, 3, 5), 1.0, F32)[0]
+        others = sums.clip_and_sum(
+            [GradientPart(torch.ones(3, 5), slice(0, 5))],
             (1, 3, 5),
             1.0,
             F32,
@@ -124,7 +126,9 @@ def many() -> float:
     worst = 0.0
     for clip in (0.7, 0.9, 1.3):
         one, two = (
-            sums.clipped_sums([Part(g, slice(0, 1))], (1, count, 1), clip, F32)[0]
+            sums.clip_and_sum([GradientPart(g, slice(0, 1))], (1, count, 1), clip, F32)[
+                0
+            ]
             for g in (rows, other)
         )
         worst = max(worst, norm(one.double() - two.double()) / (2.0 * clip))
@@ -142,7 +146,7 @@ def budget() -> float:
         for count in (1, 2, 25, 63, 64, 65, 300, 10**4):
             n, v = min(count, 64), Fraction(1, 2**53)
             error = (n + 4) * n * unit + (count + 4) * count * v
-            lowered = Fraction(sums.lowered(1.0, count, dtype))
+            lowered = Fraction(sums.lower_clip_norm(1.0, count, dtype))
             worst = max(worst, lowered * (1 + 2 * error) - Fraction(1, 2**40))
     return float(worst)
 
@@ -160,14 +164,14 @@ def lowered_by_block(clip_norm: float, count: int, dtype: torch.dtype) -> float:
 def whole() -> float:
     """Sum parts of a larger sum, and look for how many their C' was made."""
     asked: list[int] = []
-    own = sums.lowered
+    own = sums.lower_clip_norm
 
     def seen(clip_norm: float, count: int, dtype: torch.dtype) -> float:
         asked.append(count)
         return own(clip_norm, count, dtype)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sums, "lowered", seen)
+        patch.setattr(sums, "lower_clip_norm", seen)
         patch.setitem(gradients.MAX_HELD, "ghost", 1)
         layer = nn.Linear(6, 3)
         clipped = ClippedGradients(layer, cross_entropy, 1.0, "ghost")
@@ -191,46 +195,52 @@ def table() -> float:
     worst = 0.0
     for scale in (1.0, 1e-6):
         every = torch.ones(1, 4, dtype=torch.int64)
-        rows = Rows(every, g * scale + 1.0, 2, slice(0, 10))
-        found = sums.clipped_sums([rows], (1, 1, 10), 1.0, F32)
+        rows = TablePart(every, g * scale + 1.0, 2, slice(0, 10))
+        found = sums.clip_and_sum([rows], (1, 1, 10), 1.0, F32)
         worst = max(worst, norm(found[0]))
     return worst
 
 
-def squares_of_uses(rows: Rows, clip_norm: float) -> torch.Tensor:
+def squares_of_uses(rows: TablePart, clip_norm: float) -> torch.Tensor:
     return rows._g.new_full((rows._count,), 1e-6)
 
 
 SUMS: dict[str, tuple[Plant, Probe]] = {
-    "1: a bias is not measured": (put(Part, "squares", outer_without_bias), biased),
+    "1: a bias is not measured": (
+        put(GradientPart, "squared_norms", outer_without_bias),
+        biased,
+    ),
     "1: what is measured of a table is not what is summed": (
-        put(Rows, "squares", squares_of_uses),
+        put(TablePart, "squared_norms", squares_of_uses),
         table,
     ),
     "1: gradients that are not finite stay": (
-        put(Part, "drop", lambda part, examples: None),
+        put(GradientPart, "drop", lambda part, examples: None),
         infinite,
     ),
     "2: rounding costs nothing": (
-        put(sums, "lowered", lambda clip_norm, count, dtype: clip_norm),
+        put(sums, "lower_clip_norm", lambda clip_norm, count, dtype: clip_norm),
         budget,
     ),
     "3: factors that underflow": (
-        put(Part, "squares", outer_without_underflow),
+        put(GradientPart, "squared_norms", outer_without_underflow),
         underflow,
     ),
     "3: squares that underflow": (put(sums, "_wide_squares", plain_squares), vanished),
-    "4: many are summed in float32": (put(sums, "summed", in_one_block), many),
+    "4: many are summed in float32": (
+        put(sums, "sum_outer_products", in_one_block),
+        many,
+    ),
     "4: blocks are added for nothing": (
-        put(sums, "lowered", lowered_by_block),
+        put(sums, "lower_clip_norm", lowered_by_block),
         budget,
     ),
     "4: parts are taken for wholes": (
-        put(gradients, "clipped_sums", forget_whole(sums.clipped_sums)),
+        put(gradients, "clip_and_sum", forget_whole(sums.clip_and_sum)),
         whole,
     ),
     "5: C' does not depend on the number": (
-        put(sums, "lowered", lowered_for_one),
+        put(sums, "lower_clip_norm", lowered_for_one),
         budget,
     ),
 }
@@ -300,7 +310,7 @@ def overwritten() -> float:
     torch.manual_seed(0)
     model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 3))
     inputs, targets = torch.randn(25, 6), torch.randint(3, (25,))
-    before, examples = inputs.clone(), Whole(inputs, targets)
+    before, examples = inputs.clone(), ArrayExamples(inputs, targets)
     clipped = ClippedGradients(model, cross_entropy, 1.0)
     read = examples.batch(np.arange(25), None)
     clipped.consume((read[0], read[1]))
@@ -316,18 +326,18 @@ def overwritten_by_call() -> float:
     return 1.0 if torch.equal(before, inputs) else math.inf
 
 
-def without_copy(whole: Whole, chosen: object, taken: object) -> Drawn:
+def without_copy(whole: ArrayExamples, chosen: object, taken: object) -> DrawnBatch:
     return (*whole.like, None)
 
 
 def shares_all(
-    path: Pass,
+    path: PerExampleBackward,
 ) -> tuple[nn.Module, PerExampleLoss, list[nn.Parameter]]:
     return path.module, path.loss, list(path.places)
 
 
 def shares_objects(
-    path: Pass,
+    path: PerExampleBackward,
 ) -> tuple[nn.Module, PerExampleLoss, list[nn.Parameter]]:
     """Copy tensors, and neither lists nor the loss."""
     lists = {id(value): value for m in path.module.modules() for value in _lists(m)}
@@ -390,15 +400,15 @@ def trust_losses(patch: pytest.MonkeyPatch) -> None:
 
 
 def zero_all(
-    path: Pass, inputs: object, targets: object
-) -> tuple[list[Part | Rows], torch.Tensor]:
+    path: PerExampleBackward, inputs: object, targets: object
+) -> tuple[list[GradientPart | TablePart], torch.Tensor]:
     parts, losses = OWN_RUN(path, inputs, targets)  # type: ignore[arg-type]
     if not losses.isfinite().all():
         losses = torch.full_like(losses, torch.nan)
     return parts, losses
 
 
-OWN_RUN = Pass.run
+OWN_RUN = PerExampleBackward.run
 
 
 def trust_index(patch: pytest.MonkeyPatch) -> None:
@@ -448,8 +458,11 @@ def true_values(like: object, numbers: int, targets: bool = False) -> object:
     return like[:3].clone()
 
 
-def in_evaluation(path: Pass, examples: Example) -> None:
-    OWN_STATE(Pass(copy.deepcopy(path.module).eval(), path.loss, path.dtype), examples)
+def in_evaluation(path: PerExampleBackward, examples: Example) -> None:
+    OWN_STATE(
+        PerExampleBackward(copy.deepcopy(path.module).eval(), path.loss, path.dtype),
+        examples,
+    )
 
 
 OWN_STATE = checks._refuse_own_state
@@ -466,10 +479,10 @@ def empty_counts() -> float:
 
 
 def ignore_usable(patch: pytest.MonkeyPatch) -> None:
-    own = sums.clipped_sums
+    own = sums.clip_and_sum
     patch.setattr(
         gradients,
-        "clipped_sums",
+        "clip_and_sum",
         lambda parts, shape, clip, dtype, usable=None, whole=0: own(
             parts, shape, clip, dtype, None, whole
         ),
@@ -478,7 +491,7 @@ def ignore_usable(patch: pytest.MonkeyPatch) -> None:
 
 APART: dict[str, tuple[Plant, Probe]] = {
     "passes: arrays are given without a copy": (
-        put(Whole, "batch", without_copy),
+        put(ArrayExamples, "batch", without_copy),
         overwritten,
     ),
     "passes: a call gives away its batch": (
@@ -486,15 +499,15 @@ APART: dict[str, tuple[Plant, Probe]] = {
         overwritten_by_call,
     ),
     "passes: all examples share the model": (
-        put(Pass, "make_copy", shares_all),
+        put(PerExampleBackward, "make_copy", shares_all),
         unseen,
     ),
     "passes: lists are copied shallowly": (
-        put(Pass, "make_copy", shares_objects),
+        put(PerExampleBackward, "make_copy", shares_objects),
         unseen,
     ),
     "passes: all examples share the loss": (
-        put(Pass, "make_copy", shares_objects),
+        put(PerExampleBackward, "make_copy", shares_objects),
         unseen_by_loss,
     ),
     "passes: copies are not made on write": (
@@ -510,7 +523,7 @@ APART: dict[str, tuple[Plant, Probe]] = {
         next_mask,
     ),
     "total: one label makes all of a batch NaN": (
-        put(Pass, "run", zero_all),
+        put(PerExampleBackward, "run", zero_all),
         attack("CrossEntropyLoss", 600),
     ),
     "total: labels are trusted": (trust_losses, attack("CrossEntropyLoss")),

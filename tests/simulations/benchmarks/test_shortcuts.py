@@ -37,15 +37,20 @@ def test_the_same_model_without_the_shortcut(name: str) -> None:
 def test_functions_are_replaced_where_they_are_used_and_put_back(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = compat.refilled
+    before = compat.replace_entries_unchecked
     seen = []
 
     def timed(kind: type[InProcessGrid], nodes: int, rounds: int) -> float:
-        seen.append((vars(arrays)["refilled"] is before, compat.refilled is before))
+        seen.append(
+            (
+                vars(arrays)["replace_entries_unchecked"] is before,
+                compat.replace_entries_unchecked is before,
+            )
+        )
         return 1.0 if seen[-1] == (True, True) else 1.5
 
     monkeypatch.setattr(shortcuts, "seconds_of_a_round", timed)
     shortcuts.main(repeats=1)
     assert seen == [(True, True), (False, False), (True, True), (True, True)] * 2
-    assert compat.refilled is before
-    assert "without refilled: +50 %" in capsys.readouterr().out
+    assert compat.replace_entries_unchecked is before
+    assert "without replace_entries_unchecked: +50 %" in capsys.readouterr().out

@@ -19,7 +19,7 @@ from flwr_safedshb.aggregation import Average
 from flwr_safedshb.algorithm.budget import LEDGER_NAME
 from flwr_safedshb.algorithm.checkpoint import save
 from flwr_safedshb.algorithm.progress import Progress
-from flwr_safedshb.algorithm.wire import MARK
+from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from flwr_safedshb.strategy import SafeDSHB
 from simulations.chaos import band
@@ -59,7 +59,7 @@ def reply(node: int, step: int, **changes: object) -> dict[str, object]:
         "to": f"{node}-{step}",
         "error": None,
         "records": ["arrays", "metrics"],
-        "metrics": {"metrics": {"num-examples": EXAMPLES, MARK: 7}},
+        "metrics": {"metrics": {"num-examples": EXAMPLES, MOMENTUM_TAG: 7}},
         "arrays": {"arrays/weight": vector.tolist()},
         **changes,
     }
@@ -156,7 +156,12 @@ def report_a_loss(trial: Trial) -> None:
 
 
 def stated(epsilon: float) -> dict[str, object]:
-    public = {"num-examples": EXAMPLES, MARK: 7, "epsilon": epsilon, "delta": DELTA}
+    public = {
+        "num-examples": EXAMPLES,
+        MOMENTUM_TAG: 7,
+        "epsilon": epsilon,
+        "delta": DELTA,
+    }
     return {"metrics": public}
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict, UserConfig
 
-from flwr_safedshb.privacy.datasets import Whole
+from flwr_safedshb.privacy.datasets import ArrayExamples
 from simulations.app import make_client
 from simulations.data.own import Own, load_own, main, save_own
 from simulations.experiment import share
@@ -34,7 +34,7 @@ def test_shares_are_written_as_own_files_and_make_the_same_client(
     client = make_client(OVERRIDES, context)
     expected = share(OVERRIDES, 1)
     assert client.plan == expected.plan
-    assert isinstance(client.dataset, Whole)
+    assert isinstance(client.dataset, ArrayExamples)
     assert all(map(torch.equal, client.dataset.tensors, expected.examples))
     ours, theirs = client.model.state_dict(), expected.model.state_dict()
     assert ours.keys() == theirs.keys()
