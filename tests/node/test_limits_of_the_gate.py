@@ -239,6 +239,15 @@ def test_strangers_fill_no_log_of_the_superlink(tmp_path: Path) -> None:
     assert names == ["activate-node", "send-node-heartbeat"]
 
 
+def test_the_first_call_comes_at_once_on_a_machine_that_has_just_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gate_limits, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    pace = gate_limits.Pace(0.001)
+    assert pace.admits("node")
+    assert not pace.admits("node")
+
+
 def test_a_node_that_calls_without_pause_waits(tmp_path: Path) -> None:
     limits = Limits(hold_seconds=0.05, calls=0.001)
 

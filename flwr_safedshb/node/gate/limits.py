@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import math
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator
@@ -138,7 +139,8 @@ class Pace:
     def admits(self, who: str) -> bool:
         """Say whether one may come now, and count it if so."""
         now = time.monotonic()
-        spent = max(self._spent.pop(who, 0.0), now - max(2.0, 1.0 / self._rate))
+        spent = self._spent.pop(who, -math.inf)  # clocks start anywhere
+        spent = max(spent, now - max(2.0, 1.0 / self._rate))
         admitted = spent + 1.0 / self._rate <= now
         self._spent[who] = spent + 1.0 / self._rate if admitted else spent
         if len(self._spent) > _MAX_PLACES:
