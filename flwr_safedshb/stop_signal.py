@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from dis import opmap
-from traceback import walk_tb
 
 # An owner ends a process by these. SIGALRM is not one of them: a dataset may limit its
 # own time with it.
@@ -13,9 +12,6 @@ _STOP_SIGNALS = [
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
     if hasattr(signal, name)
 ]
-# Flower's handlers of these signals put the earlier handlers back, and then raise a
-# SystemExit in this module.
-_FLOWER_EXIT = "flwr.supercore.exit"
 _RAISE = {opmap[name] for name in ("RAISE_VARARGS", "RERAISE")}
 
 
@@ -24,25 +20,24 @@ def is_stop_signal(error: BaseException) -> bool:
 
     A `KeyboardInterrupt` or `SystemExit` that a dataset or a model raises is not one.
     """
-    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    calls = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        calls.append((traceback.tb_frame, traceback.tb_lasti))
+        traceback = traceback.tb_next
+    if not calls:
+        return False
     handlers = [signal.getsignal(number) for number in _STOP_SIGNALS]
     codes = {getattr(handler, "__code__", None) for handler in handlers} - {None}
-    if codes & {frame.f_code for frame in frames}:
+    if any(frame.f_code in codes for frame, _ in calls):
         return True
+    frame, instruction = calls[-1]
     if isinstance(error, SystemExit):
-        modules = [str(frame.f_globals.get("__name__")) for frame in frames]
-        return any(module.startswith(_FLOWER_EXIT) for module in modules)
-    return isinstance(error, KeyboardInterrupt) and not _has_raise_statement(error)
-
-
-def _has_raise_statement(error: BaseException) -> bool:
-    """Return whether a ``raise`` statement, not the interpreter, raised an error."""
-    last = error.__traceback__
-    if last is None:
-        return True
-    while last.tb_next is not None:
-        last = last.tb_next
-    return last.tb_frame.f_code.co_code[last.tb_lasti] in _RAISE
+        # Flower's handler puts the earlier ones back, and then exits by its own code.
+        return str(frame.f_globals.get("__name__")).partition(".")[0] == "flwr"
+    # Ctrl-C interrupts between two instructions, a program raises by a statement.
+    raised_by_statement = frame.f_code.co_code[instruction] in _RAISE
+    return isinstance(error, KeyboardInterrupt) and not raised_by_statement
 
 
 def reraise_stop(error: BaseException) -> None:

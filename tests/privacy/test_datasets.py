@@ -218,7 +218,7 @@ def test_ctrl_c_stops_a_node_while_it_reads() -> None:
 def test_flowers_own_exit_stops_a_node_while_it_reads() -> None:
     """Its handler puts the earlier handlers back before it raises."""
     code = compile("def leave(): raise SystemExit(0)", "exit_handler.py", "exec")
-    flower: dict[str, Any] = {"__name__": "flwr.supercore.exit.exit"}
+    flower: dict[str, Any] = {"__name__": "flwr.own"}
     exec(code, flower)
 
     class Left(list[Any]):
