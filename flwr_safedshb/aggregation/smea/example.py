@@ -95,7 +95,7 @@ def derive_conclusions(
         left = [i for i in left if i not in far]
         slack -= len(far)
         text = (
-            f"{_join_names(far)}: farther from {anchor} than sqrt(2t) = "
+            f"{_join(far)}: farther from {anchor} than sqrt(2t) = "
             f"{np.sqrt(2 * t):.2f}, so M_jj <= 0"
         )
         yield Conclusion("far", text, out=far)
@@ -109,7 +109,7 @@ def derive_conclusions(
         if j < k and matrix[j, k] ** 2 >= matrix[j, j] * matrix[k, k]
     )
     if pairs:
-        text = f"{_join_names(pairs)}: of each pair one at most, as its 2 x 2 minor is <= 0"
+        text = f"{_join(pairs)}: of each pair one at most, as its 2 x 2 minor is <= 0"
         yield Conclusion("pairs", text, pairs=pairs)
     block = matrix[np.ix_(left, left)]
     negative = int((np.linalg.eigvalsh(block) < 0.0).sum())
@@ -122,9 +122,7 @@ def derive_conclusions(
     elif negative == slack:
         diagonal = np.diag(np.linalg.inv(block))
         stays = tuple(i for i, v in zip(left, diagonal, strict=True) if v >= 0.0)
-        text = (
-            f"{counted}; V_jj >= 0 where j takes none away: {_join_names(stays)} stay"
-        )
+        text = f"{counted}; V_jj >= 0 where j takes none away: {_join(stays)} stay"
         yield Conclusion("inertia", text, in_=stays)
         if len(stays) > len(left) - slack:
             yield Conclusion("nothing", "more must stay than a set holds")
@@ -132,13 +130,11 @@ def derive_conclusions(
             goes = left[int(np.argmin(diagonal))]
             found = tuple(sorted({anchor, *left} - {goes}))
             value = top_eigenvalue(points[list(found)])
-            text = (
-                f"without {goes}: {_join_names(found)}, with {value:.2f} < t = {t:.2f}"
-            )
+            text = f"without {goes}: {_join(found)}, with {value:.2f} < t = {t:.2f}"
             yield Conclusion("found", text, out=(goes,), in_=found)
 
 
-def _join_names(points: Iterable[object]) -> str:
+def _join(points: Iterable[object]) -> str:
     return ", ".join(str(point).strip("()").replace(", ", "-") for point in points)
 
 
@@ -147,11 +143,11 @@ def main() -> None:
     known = KNOWN
     while True:
         t = improvement_threshold(known)
-        print(f"{_join_names(known)} has the value t = {t:.2f}. Is there a better set?")
+        print(f"{_join(known)} has the value t = {t:.2f}. Is there a better set?")
         better = None
         # A set of n - f points has one of any f + 1: the first of them that it has.
         for anchor in range(F + 1):
-            print(f"  with {anchor}; without {_join_names(range(anchor)) or 'none'}")
+            print(f"  with {anchor}; without {_join(range(anchor)) or 'none'}")
             for one in derive_conclusions(POINTS, F, anchor, t, range(anchor)):
                 print(f"    {one.prune}: {one.text}")
                 if one.prune == "found":
@@ -162,7 +158,7 @@ def main() -> None:
             break
         known = better
     mean = POINTS[list(known)].mean(axis=0)
-    print(f"There is none: SMEA answers {mean}, the mean of {_join_names(known)}.")
+    print(f"There is none: SMEA answers {mean}, the mean of {_join(known)}.")
 
 
 if __name__ == "__main__":
