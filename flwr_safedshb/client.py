@@ -39,7 +39,7 @@ from flwr_safedshb.algorithm.budget import (
     open_budget,
 )
 from flwr_safedshb.algorithm.model_arrays import trained_parameters
-from flwr_safedshb.algorithm.refusal import RefusedError, is_owner_stop, to_refusal
+from flwr_safedshb.algorithm.refusal import RefusedError, to_refusal
 from flwr_safedshb.algorithm.requests import (
     check_weights,
     parse_evaluate_request,
@@ -69,6 +69,7 @@ from flwr_safedshb.privacy.map_dataset import ItemExamples
 from flwr_safedshb.privacy.plan import ALL, Clipping, PrivacyPlan
 from flwr_safedshb.privacy.private_gradient import Vector
 from flwr_safedshb.privacy.randomness.noise import Randomness, SecureRandomness
+from flwr_safedshb.stop_signal import is_stop_signal
 
 __all__ = ["RefusedError", "SafeDSHBClient", "client_app"]
 
@@ -387,7 +388,7 @@ class PrivateClientApp(ClientApp):
             log(ERROR, "The client could not be made: %s", error)
             reason = "; the log of this node says why"
         except BaseException as error:
-            if is_owner_stop(error):
+            if is_stop_signal(error):
                 raise
             log(ERROR, "The client could not be made: %s", error, exc_info=error)
             reason = "; the log of this node says why"

@@ -10,7 +10,7 @@ import torch
 from hypothesis import settings
 
 from flwr_safedshb.cli import _forecast
-from flwr_safedshb.privacy.accounting import baselines as comparisons
+from flwr_safedshb.privacy.accounting import baselines
 from flwr_safedshb.privacy.samplers import sampler
 from tests.phishing import StandIn, write_stand_in
 
@@ -65,7 +65,7 @@ def flowers_log_as_it_was() -> Iterator[None]:
 def shipped_samplers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide samplers that were added, from what is compared with a list of all."""
     shipped = {word: sampler(word) for word in ("fixed", "poisson", "whole")}
-    for module in (_forecast, comparisons):
+    for module in (_forecast, baselines):
         monkeypatch.setattr(module, "known_samplers", lambda: shipped)
 
 

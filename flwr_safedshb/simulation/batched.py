@@ -16,7 +16,6 @@ import torch
 from flwr.app import Context, Message, MessageType
 
 from flwr_safedshb.algorithm.model_arrays import load_weights
-from flwr_safedshb.algorithm.refusal import is_owner_stop
 from flwr_safedshb.algorithm.step import GradientRequest, GradientSource, resume_step
 from flwr_safedshb.algorithm.wire import Arrays, reply_with
 from flwr_safedshb.client import (
@@ -44,6 +43,7 @@ from flwr_safedshb.privacy.private_gradient import (
     private_vector,
 )
 from flwr_safedshb.simulation.in_process import InProcessGrid
+from flwr_safedshb.stop_signal import is_stop_signal
 
 
 class BatchedGrid(InProcessGrid):
@@ -181,7 +181,7 @@ def _compute_gradients(group: list[_ClientRun]) -> list[Vector | BaseException]:
         with log_causes(not private):
             return [*private_vectors(source.gradients, draws, source.weight_decay)]
     except BaseException as error:
-        if is_owner_stop(error):
+        if is_stop_signal(error):
             raise
         if len(group) == 1:
             return [error]

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from dp_accounting.rdp import RdpAccountant
 
-from flwr_safedshb.privacy.accounting.accountant import statement
-from flwr_safedshb.privacy.accounting.paper_bound import infimum
-from flwr_safedshb.privacy.accounting.ranges import checked_delta, checked_steps
+from flwr_safedshb.privacy.accounting.accountant import state_epsilon
+from flwr_safedshb.privacy.accounting.paper_bound import minimize_epsilon
+from flwr_safedshb.privacy.accounting.ranges import check_delta, check_steps
 from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement
 from flwr_safedshb.privacy.samplers import known_samplers
 from flwr_safedshb.privacy.samplers.fixed import Fixed
@@ -30,7 +30,7 @@ def paper_theorem(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStateme
             f"sampling={Fixed.word!r}"
         )
     _check(plan, steps, delta)
-    epsilon = infimum(plan.noise_multiplier, plan.sampling_rate, steps, delta)
+    epsilon = minimize_epsilon(plan.noise_multiplier, plan.sampling_rate, steps, delta)
     return PrivacyStatement(
         epsilon=epsilon,
         delta=delta,
@@ -95,7 +95,7 @@ def figures(plan: PrivacyPlan, steps: int, delta: float) -> list[PrivacyStatemen
     fixed = replace(plan, sampling=Fixed.word, adjacency=Fixed.adjacencies[0])
     variants.sort(key=lambda variant: variant != plan)
     return [
-        *(statement([(variant, steps)], delta) for variant in variants),
+        *(state_epsilon([(variant, steps)], delta) for variant in variants),
         rdp(fixed, steps, delta),
         paper_theorem(fixed, steps, delta),
         opacus(plan, steps, delta),
@@ -103,8 +103,8 @@ def figures(plan: PrivacyPlan, steps: int, delta: float) -> list[PrivacyStatemen
 
 
 def _check(plan: PrivacyPlan, steps: int, delta: float) -> None:
-    checked_delta(delta)
-    if checked_steps(steps) == 0 or plan.noise_multiplier == 0:
+    check_delta(delta)
+    if check_steps(steps) == 0 or plan.noise_multiplier == 0:
         raise ValueError(
             f"steps={steps} and noise_multiplier={plan.noise_multiplier} must be above "
             "0: without steps epsilon is 0, without noise it is infinite"
