@@ -68,8 +68,8 @@ class PrivateEvaluation:
                 continue
             if not whole or not least <= value <= most:
                 raise ValueError(
-                    f"{name}={ranges.shorten(value)} must be an integer from {least} to "
-                    f"{most}"
+                    f"{name}={ranges.shorten(value)} must be an integer from {least} "
+                    f"to {most}"
                 )
 
     def plan(self, num_examples: int) -> PrivacyPlan:
