@@ -17,9 +17,9 @@ from typing import Literal, get_args
 
 from flwr_safedshb.privacy.accounting import ranges
 from flwr_safedshb.privacy.samplers import Adjacency as Adjacency
-from flwr_safedshb.privacy.samplers import Sampler, sampler
+from flwr_safedshb.privacy.samplers import Sampler, get_sampler
 
-# The word of a sampler; `known_samplers` has them all.
+# The name of a sampler; `load_samplers` has them all.
 Sampling = str
 Clipping = Literal["per-example", "ghost"]
 # The part that is all examples; and what parts are called.
@@ -76,7 +76,7 @@ class PrivacyPlan:
     num_examples : int
         m, the examples this client holds; treated as public.
     sampling : str
-        The word of a sampler: "fixed" for b of m without replacement, fresh each step;
+        The name of a sampler: "fixed" for b of m without replacement, fresh each step;
         "poisson" for each example with probability b/m, independently.
     adjacency : {"replace-one", "add-remove"}
         The unit of privacy that epsilon is stated for.
@@ -135,7 +135,7 @@ class PrivacyPlan:
     @cached_property
     def sampler(self) -> Sampler:
         """How batches are drawn, and what a step of them gives away."""
-        return sampler(self.sampling)
+        return get_sampler(self.sampling)
 
     @cached_property
     def sampling_rate(self) -> float:

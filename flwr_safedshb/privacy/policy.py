@@ -13,7 +13,7 @@ from typing import Self, get_args
 
 from flwr_safedshb.privacy.accounting import ranges
 from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan
-from flwr_safedshb.privacy.samplers import known_samplers
+from flwr_safedshb.privacy.samplers import load_samplers
 
 Value = bool | int | float | str
 
@@ -175,7 +175,7 @@ _NUMBERS: Mapping[str, ranges.NumberRange] = {
     "max_sampling_rate": ranges.SAMPLING_RATE,
 }
 _WORDS: Mapping[str, set[str]] = {
-    "sampling": set(known_samplers()),
+    "sampling": set(load_samplers()),
     "adjacency": set(get_args(Adjacency)),
 }
 

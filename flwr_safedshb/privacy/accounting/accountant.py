@@ -142,10 +142,14 @@ def _bound_part(bound: Bound, paid: Totals, delta: float) -> float:
         return math.inf
     # In an order of their own, lest the order of charges show in the last digits.
     kinds = sorted(paid.items(), key=lambda item: item[0].to_json())
-    profiles = [(plan.sampler.profiles(plan), steps) for plan, steps in kinds]
+    dominating_pairs = [
+        (plan.sampler.dominating_pairs(plan), steps) for plan, steps in kinds
+    ]
     largest = 0.0
-    for i in range(max(len(several) for several, _ in profiles)):
-        found = bound([(some[i % len(some)], steps) for some, steps in profiles], delta)
+    for i in range(max(len(several) for several, _ in dominating_pairs)):
+        found = bound(
+            [(some[i % len(some)], steps) for some, steps in dominating_pairs], delta
+        )
         # Not a number means that nothing is known.
         largest = max(largest, float(found)) if found >= 0 else math.inf
     return largest

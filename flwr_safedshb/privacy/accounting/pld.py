@@ -43,9 +43,9 @@ from flwr_safedshb.privacy.accounting.privacy_loss import (
     moments,
 )
 from flwr_safedshb.privacy.accounting.ranges import MAX_STEPS
-from flwr_safedshb.privacy.samplers import Profile
+from flwr_safedshb.privacy.samplers import DominatingPair
 
-Steps = Sequence[tuple[Profile, int]]
+Steps = Sequence[tuple[DominatingPair, int]]
 
 # Points in a typical loss; half as many where the grid had to be rounded up.
 _FINENESS = 32
@@ -93,7 +93,9 @@ def compute_filter_moments(steps: Steps, delta: float) -> tuple[Floats, float]:
 
 # A plan, its statement and a ledger that pays for it ask for the same again.
 @lru_cache(maxsize=1024)
-def _compute_pld_epsilon(steps: tuple[tuple[Profile, int], ...], delta: float) -> float:
+def _compute_pld_epsilon(
+    steps: tuple[tuple[DominatingPair, int], ...], delta: float
+) -> float:
     total = _Composition(steps, delta)
     quick = total.compute_moment_epsilon()
     if not quick < math.inf or len(steps) > _MAX_KINDS:
@@ -127,7 +129,7 @@ def _compose(total: _Composition, quick: float) -> float:
 class _StepGroup:
     """Equal steps: their profile, how many, and how their losses are put on a grid."""
 
-    profile: Profile
+    profile: DominatingPair
     count: int
     spacing: float
     level: int
@@ -213,7 +215,7 @@ def _choose_level(share: float) -> int:
     return math.ceil(math.log2(share))
 
 
-def _choose_spacing(profile: Profile) -> float:
+def _choose_spacing(profile: DominatingPair) -> float:
     typical, largest = measure_scales(profile)
     # The points of a grid are counted, in integers.
     finest = max(typical / _FINENESS, _FINEST_SPACING, largest * 2.0**-48)

@@ -27,7 +27,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from flwr_safedshb.privacy.samplers import Mixture, Pair, Profile
+from flwr_safedshb.privacy.samplers import DominatingPair, Mixture, MixturePair
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -74,7 +74,9 @@ def _log_sum(exponents: Floats) -> float:
 
 
 @lru_cache(maxsize=32)
-def discretize_step(profile: Profile, spacing: float, level: int) -> LossDistribution:
+def discretize_step(
+    profile: DominatingPair, spacing: float, level: int
+) -> LossDistribution:
     """Return the loss of one step without its largest values.
 
     Parameters
@@ -93,7 +95,9 @@ def discretize_step(profile: Profile, spacing: float, level: int) -> LossDistrib
 
 
 @lru_cache(maxsize=8192)
-def moments(profile: Profile, spacing: float, level: int) -> tuple[Floats, float]:
+def moments(
+    profile: DominatingPair, spacing: float, level: int
+) -> tuple[Floats, float]:
     """Return log E[e^(r L)] for every r of ``ORDERS``, and the slack of L.
 
     L is the loss of `discretize_step` under P. The cache is large, because every charge
@@ -108,7 +112,7 @@ def moments(profile: Profile, spacing: float, level: int) -> tuple[Floats, float
 
 
 @lru_cache(maxsize=16)
-def _discretize_whole_step(profile: Profile, spacing: float) -> LossDistribution:
+def _discretize_whole_step(profile: DominatingPair, spacing: float) -> LossDistribution:
     """Put the loss of one step on multiples of ``spacing``."""
     # Losses of either sign come from the pair that dominates there; 0 is a point.
     above, below = _LossFunction(profile.above), _LossFunction(profile.below)
@@ -127,7 +131,7 @@ def _discretize_whole_step(profile: Profile, spacing: float) -> LossDistribution
 
 
 @lru_cache(maxsize=8192)
-def measure_scales(profile: Profile) -> tuple[float, float]:
+def measure_scales(profile: DominatingPair) -> tuple[float, float]:
     """Return the root of log E[e^L], the scale of the loss of one step, and max |L|.
 
     The first is a divergence, so a step that is dominated by another has less of it.
@@ -142,7 +146,7 @@ def measure_scales(profile: Profile) -> tuple[float, float]:
 class _LossFunction:
     """The loss as a function of the output, log(top(x) / bottom(x))."""
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: MixturePair) -> None:
         self._pair = pair
         means = [mean for _, mean in (*pair.top, *pair.bottom)]
         self._left = min(means) - _REACH * pair.std

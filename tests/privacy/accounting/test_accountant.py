@@ -77,7 +77,7 @@ def delta_of_one_step(plan: PrivacyPlan, eps: float) -> float:
         beyond = np.maximum(step.points * step.spacing - eps, 0.0)
         return float(step.masses @ -np.expm1(-beyond))
 
-    profiles = plan.sampler.profiles(plan)
+    profiles = plan.sampler.dominating_pairs(plan)
     return max(delta(discretize_step(profile, 2.0**-13, 300)) for profile in profiles)
 
 

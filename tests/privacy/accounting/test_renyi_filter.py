@@ -68,7 +68,7 @@ def test_moments_of_a_step_are_at_least_those_of_either_order_of_the_datasets(
     rate = 1.0 if sampling == "whole" else rate
     batch = round(1000 * rate)
     plan = PrivacyPlan(1.0, noise, batch, 1000, sampling)
-    (profile,) = plan.sampler.profiles(plan)
+    (profile,) = plan.sampler.dominating_pairs(plan)
     moments, _ = pld.compute_filter_moments([(profile, 1)], DELTA)
     found = float(moments[int(np.argmin(np.abs(POSITIVE - order)))])
     std = 2 * noise if sampling == "poisson" else noise
