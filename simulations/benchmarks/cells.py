@@ -10,7 +10,7 @@ from statistics import median
 import numpy as np
 
 from flwr_safedshb.aggregation import SMEA, Filter, Weighing
-from flwr_safedshb.aggregation.gram import gram
+from flwr_safedshb.aggregation.gram import gram_matrix
 from flwr_safedshb.aggregation.rule import check_vectors
 from simulations.benchmarks.families import FAMILIES, HOSTILE, Vectors, family
 from simulations.benchmarks.measure import in_turns, worked
@@ -122,7 +122,7 @@ def _calls(
     product = wide @ wide.T
     calls: dict[str, Callable[[], object]] = {
         "SMEA": smea,
-        "gram": lambda: gram(clients),
+        "gram": lambda: gram_matrix(clients),
         "BLAS": lambda: wide @ wide.T,
         "eigvalsh": lambda: np.linalg.eigvalsh(product),
     }
@@ -150,7 +150,7 @@ def filter_turns(n: int, f: int, d: int) -> dict[str, float]:
     vectors = family("alie", n, f, d, seed=4)
     clients = [[row] for row in vectors]
     turns = in_turns(
-        {"Filter": lambda: Filter()(vectors, f), "gram": lambda: gram(clients)},
+        {"Filter": lambda: Filter()(vectors, f), "gram": lambda: gram_matrix(clients)},
         enough=10.0,
         most=3,
     )
@@ -161,7 +161,7 @@ def hostile_ends() -> dict[str, dict[str, float]]:
     """Return seconds, gap and kappa of SMEA on inputs made to defeat its search."""
     ends = {}
     for name, (vectors, f) in HOSTILE.items():
-        products = gram([[row] for row in vectors])
+        products = gram_matrix([[row] for row in vectors])
         seconds, answer = worked(partial(SMEA().weigh, products, f))
         gap, kappa = certificate(answer)
         ends[name] = {"seconds": seconds, "gap": gap, "kappa": kappa}

@@ -15,8 +15,9 @@ from itertools import pairwise
 import numpy as np
 
 from flwr_safedshb.aggregation import SMEA
-from flwr_safedshb.aggregation.gram import gram, scatter_lambda, squared_distances
+from flwr_safedshb.aggregation.gram import gram_matrix
 from flwr_safedshb.aggregation.rule import FloatArray, Weighing
+from flwr_safedshb.aggregation.scatter import scatter_lambda, squared_distances
 from flwr_safedshb.theory import kappa_smea
 from simulations.benchmarks.cells import certificate
 from simulations.benchmarks.families import Vectors, circle, clustered, family
@@ -71,7 +72,7 @@ class Call:
 
 def call(name: str, share: str, n: int, f: int) -> Call:
     """Make one default call."""
-    products = gram([[row] for row in INPUTS[name](n, f)])
+    products = gram_matrix([[row] for row in INPUTS[name](n, f)])
     seconds, answer = worked(lambda: SMEA().weigh(products, f))
     found = certificate(answer)
     return Call(name, share, n, f, seconds, *found, _true(products, answer, *found))
