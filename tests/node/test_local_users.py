@@ -26,8 +26,7 @@ from flwr_safedshb.atomic_io import make_private_folder, replace_file
 from flwr_safedshb.node import service
 from flwr_safedshb.node.doctor import machine
 from flwr_safedshb.node.node_file import NodeFile
-from flwr_safedshb.node.ports import is_ours
-from flwr_safedshb.node.service import NodeService
+from flwr_safedshb.node.service import NodeService, is_own_port
 from simulations.loopback.credentials import SCRIPT
 from tests.clients import THETA, make, node
 
@@ -177,10 +176,10 @@ def test_a_port_that_another_user_has_taken_is_not_asked_for_work(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mine:
         port = int(mine.getsockname()[1])
-        assert is_ours(port)
-    assert not is_ours(port)
+        assert is_own_port(port)
+    assert not is_own_port(port)
     with listening_as(NOBODY) as (port, calls):
-        assert not is_ours(port)
+        assert not is_own_port(port)
         socket.create_connection(("127.0.0.1", port)).close()
         while not calls():
             time.sleep(0.01)
