@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 
 from flwr_safedshb import theory
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from flwr_safedshb.privacy.samplers import known_samplers
-from flwr_safedshb.privacy.samplers.whole import Whole
+from flwr_safedshb.privacy.samplers import load_samplers
+from flwr_safedshb.privacy.samplers.standard import Whole
 
 Others = list[tuple[str, "Forecast"]]
 
@@ -111,7 +111,9 @@ def forecast(setting: Setting) -> Forecast:
     # Refused before the noise is searched for, which takes a second.
     theory.mean_estimation_bound(n, f, d, 0.0, kappa, spread)
     left = theory.noise_in_momentum(1.0, setting.momentum)
-    swing = theory.swing(setting.momentum, setting.learning_rate, setting.smoothness)
+    swing = theory.swing_factor(
+        setting.momentum, setting.learning_rate, setting.smoothness
+    )
     plan = setting.plan()
     epsilon = plan.epsilon(setting.steps, setting.delta)
     std = setting.clip_norm if setting.gradient_std is None else setting.gradient_std
@@ -200,8 +202,8 @@ def as_json(now: Forecast, others: Others) -> dict[str, object]:
 def by_sampling(now: Forecast) -> dict[str, float]:
     """Return epsilon at the same noise, for every sampler that takes these numbers."""
     it, found = now.setting, {}
-    for sampling in known_samplers():
-        if sampling == Whole.word != it.sampling:
+    for sampling in load_samplers():
+        if sampling == Whole.name != it.sampling:
             continue  # what fixed batches of that size are, too
         try:
             plan = replace(now.plan, sampling=sampling)

@@ -184,9 +184,9 @@ class StatusReporter:
 
 def describe_budget(path: Path) -> str:
     """Describe what is spent and left of a ledger's budget."""
-    from flwr_safedshb.privacy.ledger.snapshot import snapshot
+    from flwr_safedshb.privacy.ledger.snapshot import open_snapshot
 
-    with snapshot(path) as ledger:
+    with open_snapshot(path) as ledger:
         spent, limit = ledger.epsilon(), ledger.max_epsilon
         steps = sum(charge.steps for charge in ledger.charges())
         return (

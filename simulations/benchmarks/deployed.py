@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from flwr.app import Context, RecordDict
 
-from flwr_safedshb.algorithm.momentum_store import Kept, MomentumFiles
-from flwr_safedshb.algorithm.step import GradientRequest
+from flwr_safedshb.algorithm.model_arrays import load_weights
+from flwr_safedshb.algorithm.momentum_store import MomentumFiles, MomentumState
 from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.privacy.private_gradient import private_vector
 from simulations.benchmarks.measure import figures_alone, in_turns, reset_peak, resident
@@ -68,14 +68,14 @@ def step_cost(hidden: int, enough: float, folder: Path) -> Cost:
     }
     context = Context(1, 1, config, RecordDict(), {})
     client = SafeDSHBClient(model, job.loss, job.data(), job.plan(), context)
+    source = client.source
     theta = [p.detach().numpy().copy() for p in model.parameters()]
     size = sum(array.size for array in theta)
     numbers, momentum = itertools.count(), np.zeros(size, np.float32)
 
     def bare() -> None:
-        request = GradientRequest(client, 0, theta)
-        request.load_weights()
-        found = private_vector(client.gradients, request.draw)
+        load_weights(source.trained, theta)
+        found = private_vector(source.gradients, source.draw(0))
         np.multiply(momentum, BETA, out=momentum)
         np.multiply(found, 1.0 - BETA, out=found)
         np.add(momentum, found, out=momentum)
@@ -112,15 +112,15 @@ def found_after_kill(size: int, folder: Path) -> bool:
         assert process.stdout is not None
         told = process.stdout.readline()
         process.send_signal(signal.SIGKILL)
-    kept = MomentumFiles(folder).newest("run", 10**9, size)
-    return told == "kept\n" and kept is not None and bool((kept.momentum == 0.5).all())
+    kept = MomentumFiles(folder).load("run", 10**9, size)
+    return told == "kept\n" and bool((kept.momentum == 0.5).all())
 
 
 def write_for_ever(size: int, folder: Path) -> None:
     """Write momentums, and say so after the first."""
     momentum = np.full(size, 0.5, np.float32)
     for step in itertools.count():
-        MomentumFiles(folder).write("run", Kept(step, momentum, step - 1))
+        MomentumFiles(folder).save("run", MomentumState(step, momentum, step - 1))
         if step == 0:
             print("kept", flush=True)
 
