@@ -121,7 +121,7 @@ def _objection(
     """Say what is wrong with what a ledger says of its charges; empty if nothing is."""
     found = book.epsilon()
     # What was fixed beforehand, and stopped here, costs no more than what was chosen.
-    least = accountant.epsilon(charged, book.delta, "replace-one")
+    least = accountant.compute_epsilon(charged, book.delta, "replace-one")
     if not least <= found <= limit:
         return f"epsilon is {found}, at least {least} and at most {limit}"
     return ""

@@ -38,7 +38,7 @@ from flwr_safedshb.audit.gradient_search import cancelled
 from flwr_safedshb.audit.reading import read_batch
 from flwr_safedshb.audit.rounding_slack import Hidden
 from flwr_safedshb.audit.target_model import Batch, Subject
-from flwr_safedshb.privacy.bad_examples import reraise_stop, silence_log
+from flwr_safedshb.privacy.bad_examples import silence_log
 from flwr_safedshb.privacy.clipping.gradients import (
     ClippedGradients,
     Loss,
@@ -46,6 +46,7 @@ from flwr_safedshb.privacy.clipping.gradients import (
 )
 from flwr_safedshb.privacy.datasets import Example
 from flwr_safedshb.privacy.plan import Clipping
+from flwr_safedshb.stop_signal import reraise_stop
 
 # The worst candidates so far, from which others are made.
 _ARCHIVE = 12

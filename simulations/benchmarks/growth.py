@@ -9,10 +9,10 @@ from functools import partial
 
 from flwr_safedshb.aggregation import Filter
 from flwr_safedshb.aggregation.gram import gram, outermost_first
-from flwr_safedshb.aggregation.smea.budget import NODE, Budget
-from flwr_safedshb.aggregation.smea.incumbent import start
-from flwr_safedshb.aggregation.smea.root_cases import spectrum
-from flwr_safedshb.aggregation.smea.search import improve
+from flwr_safedshb.aggregation.smea.budget import NODE, WorkBudget
+from flwr_safedshb.aggregation.smea.incumbent import find_incumbent
+from flwr_safedshb.aggregation.smea.root_cases import decompose_scatter
+from flwr_safedshb.aggregation.smea.search import improve_incumbent
 from simulations.benchmarks.families import family
 from simulations.benchmarks.measure import fit_exponent, median_in_turns
 from simulations.benchmarks.plots import Panel
@@ -96,9 +96,11 @@ def count_nodes(n: int, most: int) -> Growth:
     for f in sizes:
         vectors = family("isotropic", n, f, 69, 0)
         distances, _ = outermost_first(gram([[row] for row in vectors]), n - f)
-        budget = Budget(MAX_NODES * NODE)
-        best = start(distances, n - f, budget)
-        improve(best, spectrum(distances, budget), best.value, budget)
+        budget = WorkBudget(MAX_NODES * NODE)
+        best = find_incumbent(distances, n - f, budget)
+        improve_incumbent(
+            best, decompose_scatter(distances, budget), best.value, budget
+        )
         costs.append(1.0 + budget.nodes)
     subsets = [float(math.comb(n, f)) for f in sizes]
     return Growth("SMEA's nodes", "f", f"n = {n}", sizes, costs, subsets)

@@ -22,7 +22,7 @@ class Composing(Budget):
 
     def most_steps(self, plan: PrivacyPlan, charged: Totals, hint: int) -> int:
         charges = [*{**charged, plan: hint}.items()]
-        found = accountant.epsilon(charges, self.delta, self.unit)
+        found = accountant.compute_epsilon(charges, self.delta, self.unit)
         return hint if found <= self.limit else 0
 
 
