@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from flwr.app import Context, RecordDict
 
-from flwr_safedshb.algorithm.momentum_store import Kept, MomentumFiles
-from flwr_safedshb.algorithm.step import GradientRequest
+from flwr_safedshb.algorithm.model_arrays import load_weights
+from flwr_safedshb.algorithm.momentum_store import MomentumFiles, MomentumState
 from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.privacy.private_gradient import private_vector
 from simulations.benchmarks.measure import median_in_turns, peak_megabytes
@@ -50,14 +50,14 @@ def measure_step(hidden: int, enough: float, folder: str = "") -> dict[str, floa
     }
     context = Context(1, 1, config, RecordDict(), {})
     client = SafeDSHBClient(model, task.loss, task.data(), task.plan(), context)
+    source = client.source
     theta = [p.detach().numpy().copy() for p in model.parameters()]
     size = sum(array.size for array in theta)
     numbers, momentum = itertools.count(), np.zeros(size, np.float32)
 
     def bare() -> None:
-        request = GradientRequest(client, 0, theta)
-        request.load_weights()
-        gradient = private_vector(client.gradients, request.draw)
+        load_weights(source.trained, theta)
+        gradient = private_vector(source.gradients, source.draw(0))
         np.multiply(momentum, BETA, out=momentum)
         np.multiply(gradient, 1.0 - BETA, out=gradient)
         np.add(momentum, gradient, out=momentum)
@@ -82,14 +82,14 @@ def momentum_survives_kill(size: int) -> bool:
             assert process.stdout is not None
             line = process.stdout.readline()
             process.send_signal(signal.SIGKILL)
-        kept = MomentumFiles(Path(folder)).newest("run", 10**9, size)
-    return line == "kept\n" and kept is not None and bool((kept.momentum == 0.5).all())
+        kept = MomentumFiles(Path(folder)).load("run", 10**9, size)
+    return line == "kept\n" and bool((kept.momentum == 0.5).all())
 
 
 def write_momentums(size: int, folder: str) -> None:
     """Write momentums until killed, and say so after the first."""
     momentum = np.full(size, 0.5, np.float32)
     for step in itertools.count():
-        MomentumFiles(Path(folder)).write("run", Kept(step, momentum, step - 1))
+        MomentumFiles(Path(folder)).save("run", MomentumState(step, momentum, step - 1))
         if step == 0:
             print("kept", flush=True)

@@ -45,8 +45,10 @@ async def _time_exchange(
     credentials: Credentials, num_nodes: int, body: bytes
 ) -> float:
     """Return the seconds in which all nodes get a body and send as much."""
+    serving: set[asyncio.Task[None] | None] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
         while await reader.read(1):  # a node asks, by one byte
             writer.write(body)
             await reader.readexactly(len(body))
@@ -79,4 +81,5 @@ async def _time_exchange(
             seconds.append(time.perf_counter() - start)
         for _, writer in links:
             writer.close()
+        await asyncio.gather(*filter(None, serving))
     return median(seconds)

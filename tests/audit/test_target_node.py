@@ -5,11 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from flwr_safedshb.algorithm.step import Scalar
 from flwr_safedshb.algorithm.wire import Arrays
 from flwr_safedshb.audit.messages import odd_configs, send_odd_messages
 from flwr_safedshb.audit.transcripts import BAD, compare_transcripts
-from flwr_safedshb.client import RefusedError, SafeDSHBClient
+from flwr_safedshb.client import RefusedError, SafeDSHBClient, Scalar
 from flwr_safedshb.privacy.datasets import tensors_of
 
 pytestmark = pytest.mark.federation
