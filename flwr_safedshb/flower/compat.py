@@ -96,7 +96,7 @@ def set_reply_to(reply: Message, message_id: str) -> None:
 
 # ---- shortcuts around constructors ---------------------------------------------------
 # Each states how much more processor time a round of 7 nodes in process, and of 1000 in
-# a BatchedGrid, takes without it (`python -m simulations.benchmarks.shortcuts`).
+# a BatchedGrid, takes without it (`python -m simulations.benchmarks.ablation`).
 
 
 def replace_entries_unchecked(record: R, entries: Mapping[str, object]) -> R:

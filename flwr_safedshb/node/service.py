@@ -92,8 +92,7 @@ class NodeService:
             acquire_task,
         )
 
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = int(probe.getsockname()[1])
+        port = find_free_port()
         runtime = Runtime(f"127.0.0.1:{port}")
         dispatcher = Dispatcher(fork_server, runtime, self.approvals)
         process = subprocess.Popen(
@@ -193,6 +192,12 @@ def describe_budget(path: Path) -> str:
             f"{steps} steps charged: epsilon = {spent:.4g} of {limit:g} spent at "
             f"delta = {ledger.delta:g}, {max(limit - spent, 0.0):.4g} left"
         )
+
+
+def find_free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def is_own_port(port: int) -> bool:

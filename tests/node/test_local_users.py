@@ -184,9 +184,9 @@ def test_a_port_that_another_user_has_taken_is_not_asked_for_work(
         while not calls():
             time.sleep(0.01)
         # A SuperNode that could not listen there, and ends.
-        monkeypatch.setattr(service, "_free_port", lambda: port)
+        monkeypatch.setattr(service, "find_free_port", lambda: port)
         monkeypatch.setattr(
-            NodeService, "_command", lambda self, folder, port: ["sleep", "0.5"]
+            NodeService, "_make_command", lambda self, folder, port: ["sleep", "0.5"]
         )
         node = NodeFile(place / "node.toml", {}, None)
         nobody = NodeService(node, insecure="127.0.0.1:1")
