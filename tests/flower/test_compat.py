@@ -10,8 +10,7 @@ from flwr.app import Array, ConfigRecord, Metadata, RecordDict
 from flwr.client.mod import utils
 from flwr.supercore.task_identity import TaskIdentity
 
-from flwr_safedshb.flower import compat
-from flwr_safedshb.flower import self_check
+from flwr_safedshb.flower import compat, self_check
 
 Break = Callable[[pytest.MonkeyPatch], None]
 VERSION = f"flwr {metadata.version('flwr')} is not as flwr_safedshb knows it"
