@@ -218,7 +218,7 @@ class Participation:
         return Cohort(drawn, bound, self.confidence)
 
     def _probe_failed(self, nodes: list[int], problem: str) -> Cohort:
-        """Ask only nodes that failed: the others must pay for no round without a step."""
+        """Ask only nodes that failed; nobody else pays for a round without a step."""
         log(WARNING, "No step can come of this round: %s", problem)
         return Cohort(nodes, self.num_malicious_nodes, 1.0, complete=False)
 
