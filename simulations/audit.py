@@ -35,7 +35,13 @@ from flwr_safedshb.privacy.randomness.noise import (
     SecureRandomness,
     SeededRandomness,
 )
-from simulations.command import Parser, at_least, between, complaining, prepare_file
+from simulations.command import (
+    Parser,
+    at_least,
+    between,
+    prepare_file,
+    print_settings_errors,
+)
 
 Floats = npt.NDArray[np.float64]
 
@@ -257,7 +263,7 @@ def _table(results: Sequence[AuditResult]) -> Table:
     return table
 
 
-@complaining
+@print_settings_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Audit every sampler and clipping path; 1 if a bound is violated, else 0."""
     given = sys.argv[1:] if arguments is None else list(arguments)

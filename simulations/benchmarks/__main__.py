@@ -17,7 +17,7 @@ from rich.console import Console
 from simulations.benchmarks import history, sheet
 from simulations.benchmarks.measure import timed
 from simulations.benchmarks.outcome import OUT, show_table
-from simulations.command import Parser, complaining, prepare_folder
+from simulations.command import Parser, prepare_folder, print_settings_errors
 from simulations.results.publish import check_page, publish
 
 BENCHMARKS = (
@@ -46,7 +46,7 @@ def measure(name: str, out: Path, quick: bool) -> sheet.Section:
     return sheet.Section(name, seconds, json.loads(path.read_text()), image)
 
 
-@complaining
+@print_settings_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all or some benchmarks, write the page, compare with the last record."""
     parser = Parser(description=__doc__.partition("\n")[0])

@@ -18,7 +18,7 @@ from rich import box
 from rich.console import Console, JustifyMethod
 from rich.table import Table as RichTable
 
-from simulations.command import Parser, complaining, prepare_folder
+from simulations.command import Parser, prepare_folder, print_settings_errors
 from simulations.results.machine import machine
 from simulations.results.plots import STYLE
 
@@ -165,7 +165,7 @@ def write(directory: Path, outcome: Outcome) -> None:
             figure.savefig(path.with_suffix(".png"), dpi=120)
 
 
-@complaining
+@print_settings_errors
 def main(
     run: Callable[[bool], Outcome],
     words: str | None,

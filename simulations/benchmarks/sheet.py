@@ -11,7 +11,7 @@ from typing import TypedDict
 from simulations.benchmarks.history import Entry
 from simulations.benchmarks.outcome import Check, Table
 from simulations.results import page
-from simulations.results.summary import table as markdown_table
+from simulations.results.tables import format_markdown as markdown_table
 
 
 class Found(TypedDict):
