@@ -12,6 +12,7 @@ import pytest
 from simulations.engines import run
 from simulations.results import record
 from simulations.results.report import (
+    label_runs,
     main,
     run_page,
     shares_left_out,
