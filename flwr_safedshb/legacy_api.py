@@ -1,8 +1,7 @@
-"""Safe-DSHB for apps of the older kind, ``ServerAppComponents(strategy=...)``.
+"""Safe-DSHB for Flower's legacy API, ``ServerAppComponents(strategy=...)``.
 
-Such a server asks its strategy what to tell each client, and what their answers are
-worth. `ClassicStrategy` asks a `SafeDSHB` in turn: the options, the rounds and the
-checks are the same, and so are the results.
+`ClassicStrategy` translates between the two APIs and drives a `SafeDSHB`: options,
+rounds, checks and results are the same.
 
     strategy = ClassicStrategy(SafeDSHB(num_malicious_nodes=1), trained_arrays(model))
     return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=30))
@@ -33,9 +32,9 @@ from flwr.common import (
 from flwr.server import ClientManager
 from flwr.server.strategy import Strategy
 
-from flwr_safedshb.algorithm.participation import warn_of_strangers
-from flwr_safedshb.algorithm.resumable import StopRun
-from flwr_safedshb.algorithm.settings import check_initial
+from flwr_safedshb.algorithm.participation import warn_of_open_network
+from flwr_safedshb.algorithm.run import StopRun
+from flwr_safedshb.algorithm.settings import check_initial_arrays
 from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
 from flwr_safedshb.flower.compat import (
     NUMPY,
@@ -51,7 +50,7 @@ EvaluateFn = Callable[
 ]
 ConfigFn = Callable[[int], dict[str, Scalar]]
 
-# Nobody says how long a round of the older kind may take; it is what `start` allows.
+# The legacy API has no time limit for a round; this is the one of `SafeDSHB.start`.
 _TIMEOUT = 3600.0
 
 
@@ -63,15 +62,15 @@ class ClassicStrategy(Strategy):
     strategy : SafeDSHB
         With all its options.
     initial : ArrayRecord or Parameters
-        What the run starts from, ``trained_arrays(model)``: no client is asked for it.
+        The initial model, ``trained_arrays(model)``; no client is asked for it.
     num_rounds : int, optional
-        That of the ``ServerConfig``, which a strategy is not told. Without it there is
-        neither a checkpoint nor another output than the last model, and nodes state in
-        every round what the run has cost so far.
+        That of the ``ServerConfig``, which a strategy does not see. Without it there is
+        no checkpoint and no output but the last model, and nodes report in every round
+        what the run has cost so far.
     evaluate_fn : callable (round, arrays, config) -> (loss, metrics), optional
-        On the server, as of Flower's own strategies.
+        Evaluates the model on the server, as in Flower's own strategies.
     on_fit_config_fn, on_evaluate_config_fn : callable (round) -> config, optional
-        What clients are told beside what Safe-DSHB tells them.
+        Further config entries for the clients.
     """
 
     def __init__(
@@ -89,7 +88,9 @@ class ClassicStrategy(Strategy):
                 f"strategy is a {type(strategy).__name__}; give a SafeDSHB, as in "
                 "ClassicStrategy(SafeDSHB(...), initial)"
             )
-        if num_rounds is None and (strategy.checkpoint or strategy.output != "last"):
+        if num_rounds is None and (
+            strategy.settings.checkpoint or strategy.settings.output != "last"
+        ):
             raise ValueError(
                 "a checkpoint, or an output other than 'last', needs num_rounds here: "
                 "say that of the ServerConfig"
@@ -98,48 +99,54 @@ class ClassicStrategy(Strategy):
         self.num_rounds = num_rounds
         self.evaluate_fn = evaluate_fn
         self.fit_config, self.evaluate_config = on_fit_config_fn, on_evaluate_config_fn
-        self._arrays = _record(initial) if isinstance(initial, Parameters) else initial
-        check_initial(self._arrays)
+        self._arrays = (
+            _to_record(initial) if isinstance(initial, Parameters) else initial
+        )
+        check_initial_arrays(self._arrays)
         self._first, self._ended = True, False
-        self._progress = None
         if num_rounds is not None:
-            # What configs will say is not known, and no part of what makes the run.
-            self._progress = strategy.begin(self._arrays, num_rounds, _TIMEOUT)
-            self._arrays = self._progress.arrays
-        self._left = None if num_rounds is None else num_rounds - strategy.rounds_done
+            # What later configs contain is unknown, and does not identify the run.
+            progress = strategy.run.begin(self._arrays, num_rounds, _TIMEOUT)
+            self._arrays = progress.arrays
+        self._left = (
+            None if num_rounds is None else num_rounds - strategy.run.rounds_done
+        )
         self._asked: dict[str, Message] = {}
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """Return the initial model, or that of the checkpoint."""
         self.strategy.summary()
-        return _parameters(self._arrays)
+        return _to_parameters(self._arrays)
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """Tell the clients of a round what to do; nobody, once the run has ended."""
+        """Return the instructions of a round's clients; none once the run has ended."""
         if self._ended or (self._left is not None and server_round > self._left):
             return []
         grid = ClientManagerGrid(client_manager)
-        config = _told(self.fit_config, server_round)
+        config = _make_config(self.fit_config, server_round)
         try:
             messages = self.strategy.configure_train(
                 server_round, self._arrays, config, grid
             )
         except StopRun:
-            self._end()
+            self._finish_run()
             return []
         behind = find_grid(client_manager)
-        if self._first and behind is not None and self.strategy.num_malicious_nodes:
-            f = self.strategy.num_malicious_nodes
-            warn_of_strangers(behind, f, self.strategy.authenticated_nodes)
+        settings = self.strategy.settings
+        if self._first and behind is not None and settings.num_malicious_nodes:
+            f = settings.num_malicious_nodes
+            warn_of_open_network(behind, f, settings.authenticated_nodes)
         self._first = False
         if not messages:
-            # A server of the older kind does not aggregate a round without clients.
-            self._aggregate(server_round, ())
+            # A legacy server does not aggregate a round without clients.
+            self._aggregate_replies(server_round, ())
         return [
-            (proxy, FitIns(_parameters(arrays), config))
-            for proxy, arrays, config in self._sent(messages, client_manager)
+            (proxy, FitIns(_to_parameters(arrays), config))
+            for proxy, arrays, config in self._list_instructions(
+                messages, client_manager
+            )
         ]
 
     def aggregate_fit(
@@ -148,33 +155,37 @@ class ClassicStrategy(Strategy):
         results: list[tuple[ClientProxy, FitRes]],
         failures: Sequence[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        """Screen and aggregate what came, and take a step."""
-        contents = {proxy.cid: _momentum(result) for proxy, result in results}
-        metrics = self._aggregate(server_round, self._replies(contents, failures))
-        return _parameters(self._arrays), _scalars(metrics or {})
+        """Aggregate the momentums and take a step."""
+        contents = {proxy.cid: _to_reply_content(result) for proxy, result in results}
+        metrics = self._aggregate_replies(
+            server_round, self._make_replies(contents, failures)
+        )
+        return _to_parameters(self._arrays), _to_scalars(metrics or {})
 
-    def _aggregate(
+    def _aggregate_replies(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         arrays, metrics = self.strategy.aggregate_train(server_round, replies)
         self._arrays = self._arrays if arrays is None else arrays
         if server_round == self._left:
-            self._end()
+            self._finish_run()
         return metrics
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
-        """Ask random clients to evaluate the model, if the user asked for that."""
+        """Return the instructions of clients that evaluate the model, if any."""
         if self._ended and server_round != self._left:
             return []
-        config = _told(self.evaluate_config, server_round)
+        config = _make_config(self.evaluate_config, server_round)
         messages = self.strategy.configure_evaluate(
             server_round, self._arrays, config, ClientManagerGrid(client_manager)
         )
         return [
-            (proxy, EvaluateIns(_parameters(arrays), config))
-            for proxy, arrays, config in self._sent(messages, client_manager)
+            (proxy, EvaluateIns(_to_parameters(arrays), config))
+            for proxy, arrays, config in self._list_instructions(
+                messages, client_manager
+            )
         ]
 
     def aggregate_evaluate(
@@ -183,37 +194,37 @@ class ClassicStrategy(Strategy):
         results: list[tuple[ClientProxy, EvaluateRes]],
         failures: Sequence[tuple[ClientProxy, EvaluateRes] | BaseException],
     ) -> tuple[float | None, dict[str, Scalar]]:
-        """Return the medians of what the clients report."""
+        """Aggregate what the clients report about the model."""
         replies = {
             proxy.cid: RecordDict(
-                {"metrics": _numbers({**result.metrics, "loss": result.loss})}
+                {"metrics": _to_metrics({**result.metrics, "loss": result.loss})}
             )
             for proxy, result in results
         }
         found = self.strategy.aggregate_evaluate(
-            server_round, self._replies(replies, failures)
+            server_round, self._make_replies(replies, failures)
         )
-        metrics = _scalars(found or {})
+        metrics = _to_scalars(found or {})
         loss = metrics.pop("loss", None)
         return (None if loss is None else float(loss)), metrics
 
     def evaluate(
         self, server_round: int, parameters: Parameters
     ) -> tuple[float, dict[str, Scalar]] | None:
-        """Evaluate the model on the server, if the user said how."""
+        """Evaluate the model on the server, if there is an `evaluate_fn`."""
         if self.evaluate_fn is None:
             return None
         return self.evaluate_fn(server_round, parameters_to_ndarrays(parameters), {})
 
-    def _end(self) -> None:
+    def _finish_run(self) -> None:
         self._ended = True
-        if self._progress is not None:
-            self._arrays = self.strategy.finish(self._progress)
+        if self.num_rounds is not None:
+            self._arrays = self.strategy.run.finish()
 
-    def _sent(
+    def _list_instructions(
         self, messages: Sequence[Message], client_manager: ClientManager
     ) -> Iterator[tuple[ClientProxy, ArrayRecord, dict[str, Scalar]]]:
-        """Yield to whom which arrays and which config go, and remember the messages."""
+        """Yield proxy, arrays and config of each message, and remember the messages."""
         proxies = client_manager.all()
         self._asked = {}
         for message in messages:
@@ -224,12 +235,12 @@ class ClassicStrategy(Strategy):
             (config,) = message.content.config_records.values()
             yield proxies[cid], arrays, dict(config)  # type: ignore[arg-type]
 
-    def _replies(
+    def _make_replies(
         self,
         contents: Mapping[str, RecordDict],
         failures: Sequence[tuple[ClientProxy, object] | BaseException],
     ) -> Iterator[Message]:
-        """Yield the answers as replies; who failed is known by their number alone."""
+        """Yield results as replies; of failures only the number is known."""
         errors = [str(f if isinstance(f, BaseException) else f[0]) for f in failures]
         for cid, message in self._asked.items():
             if cid in contents:
@@ -239,33 +250,33 @@ class ClassicStrategy(Strategy):
                 yield Message(Error(code, errors.pop(0)), reply_to=message)
 
 
-def _told(config_fn: ConfigFn | None, server_round: int) -> ConfigRecord:
+def _make_config(config_fn: ConfigFn | None, server_round: int) -> ConfigRecord:
     return ConfigRecord({**config_fn(server_round)} if config_fn else {})
 
 
-def _record(parameters: Parameters) -> ArrayRecord:
-    """Return arrays with numbers for names, as those of a NumPyClient have."""
+def _to_record(parameters: Parameters) -> ArrayRecord:
+    """Return arrays named by number, as a NumPyClient has them."""
     return ArrayRecord(parameters_to_ndarrays(parameters))
 
 
-def _parameters(arrays: ArrayRecord) -> Parameters:
+def _to_parameters(arrays: ArrayRecord) -> Parameters:
     return Parameters([array.data for array in arrays.values()], NUMPY)
 
 
-def _momentum(result: FitRes) -> RecordDict:
-    """Return what a client sent, for `screening` to look at."""
+def _to_reply_content(result: FitRes) -> RecordDict:
+    """Return the records of a client's result, for screening."""
     sent = result.parameters
     arrays = {
         str(i): make_array_unchecked("", (), data)
         for i, data in enumerate(sent.tensors if sent.tensor_type == NUMPY else ())
     }
-    metrics = _numbers(result.metrics)
+    metrics = _to_metrics(result.metrics)
     if MOMENTUM_TAG in result.metrics:
         metrics[MOMENTUM_TAG] = 1
     return RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
 
 
-def _numbers(metrics: Mapping[str, object]) -> MetricRecord:
+def _to_metrics(metrics: Mapping[str, object]) -> MetricRecord:
     return MetricRecord(
         {
             str(name): value
@@ -275,8 +286,8 @@ def _numbers(metrics: Mapping[str, object]) -> MetricRecord:
     )
 
 
-def _scalars(metrics: Mapping[str, object]) -> dict[str, Scalar]:
-    """Return metrics as the older API has them: lists become text."""
+def _to_scalars(metrics: Mapping[str, object]) -> dict[str, Scalar]:
+    """Return metrics for the legacy API: lists become text."""
     return {
         name: value if isinstance(value, int | float) else str(value)
         for name, value in metrics.items()

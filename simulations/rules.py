@@ -19,16 +19,18 @@ from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation.gram import (
     GramRule,
-    Subset,
     check_gram,
     check_grams,
-    scatter_gram,
     single_threaded,
+)
+from flwr_safedshb.aggregation.rule import FloatArray, KappaKind, Weighing
+from flwr_safedshb.aggregation.scatter import (
+    Subset,
+    scatter_gram,
     squared_distances,
     weighted_lambda,
 )
-from flwr_safedshb.aggregation.rule import FloatArray, Notion, Weighing
-from flwr_safedshb.aggregation.smea.jit import compiled
+from flwr_safedshb.aggregation.smea.kernels import compile_kernel
 from flwr_safedshb.theory import kappa_lower_bound
 
 # All sets are looked at, and a matrix has their number squared.
@@ -43,7 +45,7 @@ _STEPS = 100
 class MinMaxPoint(GramRule):
     """The point whose largest |z - mean_S|^2 / lambda_S over all sets is smallest."""
 
-    notion: ClassVar[Notion] = "spectral"
+    kappa_kind: ClassVar[KappaKind] = "spectral"
 
     def kappa(self, n: int, f: int) -> float:
         """Return 2f/(n-2f)."""
@@ -87,7 +89,7 @@ class MinMaxPoint(GramRule):
         return weights, ratios
 
 
-@compiled
+@compile_kernel
 def smallest_ratio(
     products: FloatArray, tops: FloatArray, first: int
 ) -> tuple[FloatArray, float]:
@@ -128,7 +130,7 @@ def smallest_ratio(
     return best, ratio
 
 
-@compiled
+@compile_kernel
 def _best_of(
     products: FloatArray, linear: FloatArray, mu: FloatArray, active: NDArray[np.bool_]
 ) -> FloatArray:

@@ -16,8 +16,8 @@ from torch import nn
 
 from flwr_safedshb.audit.candidate import Trial, drawn, entries
 from flwr_safedshb.audit.target_model import Batch, Subject
-from flwr_safedshb.privacy.bad_examples import reraise_stop
 from flwr_safedshb.privacy.losses import PerExampleLoss
+from flwr_safedshb.stop_signal import reraise_stop
 
 _STEPS = 15
 

@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from flwr_safedshb.audit.target_model import Batch
-from flwr_safedshb.privacy.bad_examples import reraise_stop
 from flwr_safedshb.privacy.clipping.gradients import Loss
 from flwr_safedshb.privacy.losses import PerExampleLoss
+from flwr_safedshb.stop_signal import reraise_stop
 
 
 class Hidden:

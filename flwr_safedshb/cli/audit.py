@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from flwr_safedshb.audit.report import Report
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument(
         "--only",
         action="append",
@@ -94,16 +94,20 @@ def attack(report: Report, only: list[str], output: Path) -> None:
 
 def _show(report: Report) -> None:
     from flwr_safedshb.audit.report import HEADS, TIME_HEADS, time_cells
-    from flwr_safedshb.cli._listing import show
+    from flwr_safedshb.cli._listing import print_table
 
     models = [row.cells() for row in report.models]
-    show("One example's most, by search", HEADS, models, HEADS[2])
+    print_table("One example's most, by search", HEADS, models, HEADS[2])
     if report.requests:
         requests = [row.cells() for row in report.requests]
-        show("Odd requests", ("asked for", "number", "outcomes"), requests, "number")
+        print_table(
+            "Odd requests", ("asked for", "number", "outcomes"), requests, "number"
+        )
     if report.times:
         times = [time_cells(row) for row in report.times]
-        show("Times of steps, in units of the usual", TIME_HEADS, times, "usual ms")
+        print_table(
+            "Times of steps, in units of the usual", TIME_HEADS, times, "usual ms"
+        )
     for line in report.left_out:
         print(f"left out: {line}")
     print("all promises hold" if report.holds else "BROKEN promises: see above")

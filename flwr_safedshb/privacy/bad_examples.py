@@ -1,91 +1,49 @@
-"""What a node's log says of examples that cannot be used, and how much of it."""
+"""Examples that cannot be used: what is logged about them, and how long they take."""
 
 from __future__ import annotations
 
 import logging
-import signal
 import statistics
 import time
-import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dis import opmap
+
+from flwr_safedshb.stop_signal import reraise_stop
 
 _logger = logging.getLogger(__name__)
 _shown: ContextVar[bool] = ContextVar("shown", default=False)
 _silent: ContextVar[bool] = ContextVar("silent", default=False)
-# Signals by which an owner ends a process. A time limit that a dataset sets itself by
-# SIGALRM is none.
-_STOPS = [
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
-    if hasattr(signal, name)
-]
-_RAISE = {opmap[name] for name in ("RAISE_VARARGS", "RERAISE")}
-# Characters of an error's text.
-_LONG = 300
 
 
-def is_stop_signal(error: BaseException) -> bool:
-    """Return whether the owner ends the process: by Ctrl-C, or by another signal.
+def describe_cause(error: BaseException, max_text: int = 300) -> str:
+    """Return an error's type, and its text where `log_causes` allows it.
 
-    A `KeyboardInterrupt` that code raises by a statement is none.
+    The text may quote the data.
     """
-    found = map(signal.getsignal, _STOPS)
-    handlers = {getattr(handler, "__code__", None) for handler in found} - {None}
-    raised_in = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
-    if handlers & raised_in:
-        return True
-    return isinstance(error, KeyboardInterrupt) and not _is_stated(error)
-
-
-def _is_stated(error: BaseException) -> bool:
-    """Return whether an error comes from a `raise`, and not from the interpreter."""
-    last = error.__traceback__
-    if last is None:
-        return True
-    while last.tb_next is not None:
-        last = last.tb_next
-    return last.tb_frame.f_code.co_code[last.tb_lasti] in _RAISE
-
-
-def reraise_stop(error: BaseException) -> None:
-    """Raise an error again if it is how the node's owner stops the process.
-
-    Everything else that reading or using an example raises, such as `SystemExit` or the
-    panic of an extension module, makes that example unusable.
-    """
-    if is_stop_signal(error):
-        raise error
+    text = f": {' '.join(str(error).split())[:max_text]}" if _shown.get() else ""
+    return type(error).__name__ + text
 
 
 def log_unusable(count: int, error: BaseException) -> None:
-    """Write to this node's log that examples count as zero, and why.
-
-    The text of an error may quote the data: it is there for those who look closer, and
-    where causes are shown.
-    """
-    if _silent.get():
-        return
-    what = type(error).__name__
-    if _shown.get():
-        what += f": {' '.join(str(error).split())[:_LONG]}"
-    _logger.warning("%d examples cannot be used and count as zero: %s", count, what)
-    _logger.debug("Why they cannot be used", exc_info=error)
+    """Log on this node that examples count as zero, and why."""
+    if not _silent.get():
+        why = describe_cause(error)
+        _logger.warning("%d examples cannot be used and count as zero: %s", count, why)
+        _logger.debug("Why they cannot be used", exc_info=error)
 
 
 class TimePadding:
-    """Keep a loop over examples from ending sooner because some of them fail.
+    """Make a loop over examples take as long as if none of them failed.
 
-    How long a node takes is seen by the server. An example that raises stops early, so
-    its share of the time is waited for at the end.
+    The server sees how long a node takes, and an example that raises ends early. The
+    missing time is waited for after the loop.
 
     Parameters
     ----------
     usual : float
-        Seconds of an example, as made-up ones took; until an example has not failed.
+        Seconds of a made-up example; used where all examples fail.
     """
 
     def __init__(self, usual: float = 0.0) -> None:
@@ -95,7 +53,7 @@ class TimePadding:
 
     @contextmanager
     def example(self) -> Iterator[None]:
-        """Run what an example takes; log what it raises, and go on."""
+        """Time the work on one example; log what it raises, and go on."""
         start = time.perf_counter()
         try:
             yield
@@ -107,7 +65,7 @@ class TimePadding:
             self._taken.append(time.perf_counter() - start)
 
     def wait(self) -> None:
-        """Wait for the time that failed examples would have taken."""
+        """Sleep for the time that failed examples did not take."""
         usual = statistics.median(self._taken) if self._taken else self._usual
         missing = sum(max(0.0, usual - taken) for taken in self._failed)
         if missing:
@@ -116,10 +74,9 @@ class TimePadding:
 
 @contextmanager
 def log_causes(shown: bool = True) -> Iterator[None]:
-    """Let logs have the texts of errors, which may quote the data.
+    """Allow the texts of errors in logs, which may quote the data.
 
-    For the data's owner, and for simulations: their noise comes from a seed, and
-    protects nobody.
+    For the data's owner, and for simulations, whose seeded noise protects nobody.
     """
     before = _shown.set(shown or _shown.get())
     try:
@@ -130,7 +87,7 @@ def log_causes(shown: bool = True) -> Iterator[None]:
 
 @contextmanager
 def ignore_failure() -> Iterator[None]:
-    """Ignore what made-up examples raise, and log nothing of it."""
+    """Ignore what made-up examples raise, without a log line."""
     with silence_log():
         try:
             yield
@@ -140,7 +97,7 @@ def ignore_failure() -> Iterator[None]:
 
 @contextmanager
 def silence_log() -> Iterator[None]:
-    """Log nothing about examples: they are made up to fail."""
+    """Log nothing about unusable examples, because they are made up to fail."""
     before = _silent.set(True)
     try:
         yield
@@ -150,6 +107,6 @@ def silence_log() -> Iterator[None]:
 
 @contextmanager
 def ignore_warnings() -> Iterator[None]:
-    """Keep warnings back, which may quote the data, and come as often as these say."""
+    """Suppress warnings: their texts and their number may depend on the data."""
     with warnings.catch_warnings(action="ignore"):
         yield

@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from flwr_safedshb.privacy.accounting import accountant
-from flwr_safedshb.privacy.accounting import ranges as limits
+from flwr_safedshb.privacy.accounting import accountant, ranges
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.samplers import Adjacency
 from simulations.exact_epsilon import Kind, exact_epsilon
@@ -25,7 +24,7 @@ from simulations.study import Runs, Section, Study, grid
 EXAMPLES = 10_000
 BATCHES = (1, 10, 100, 1_000, 5_000, 10_000)
 STEPS = (1, 100, 1_000, 30_000, 300_000)
-DELTAS = (1e-5, 1e-7, 1e-9, limits.DELTA.least)
+DELTAS = (1e-5, 1e-7, 1e-9, ranges.DELTA.least)
 TARGETS = (0.3, 3.0)
 KINDS: dict[tuple[str, Adjacency], tuple[Kind, ...]] = {
     ("fixed", "replace-one"): ("fixed",),
@@ -79,8 +78,8 @@ def compare(
         exact = largest(steps)
     except ArithmeticError:
         exact = None
-    accounted = accountant.epsilon([(plan, steps)], delta)
-    quick = accountant.epsilon_upper_bound([(plan, steps)], delta)
+    accounted = accountant.compute_epsilon([(plan, steps)], delta)
+    quick = accountant.bound_epsilon([(plan, steps)], delta)
     least = largest(1) if exact is None else exact
     if least == 0:
         ratio = 1.0 if accounted == 0 or exact is None else math.inf

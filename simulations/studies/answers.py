@@ -26,13 +26,15 @@ from torch import nn
 from flwr_safedshb.algorithm.answer_evaluation import (
     Metrics,
     PrivateEvaluation,
-    reported,
+    make_metrics,
 )
-from flwr_safedshb.algorithm.evaluation_names import CORRECT, NOISE_STD
-from flwr_safedshb.algorithm.private_evaluation import PrivateEvaluations, concluded
-from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
+from flwr_safedshb.algorithm.private_evaluation import (
+    EvaluationSchedule,
+    aggregate_evaluation,
+)
+from flwr_safedshb.algorithm.wire import CORRECT, MOMENTUM_TAG, NOISE_STD
 from flwr_safedshb.flower.compat import set_message_id
-from flwr_safedshb.privacy.accounting.accountant import epsilon
+from flwr_safedshb.privacy.accounting.accountant import compute_epsilon
 from flwr_safedshb.privacy.evaluation import Counts, Question, private_counts
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
@@ -179,7 +181,7 @@ def cover(lie: str, trials: int, seed: int) -> dict[str, object]:
             plan = PrivateEvaluation(NOISE).plan(size)
             data = make_examples(count, size - count)
             counts = private_counts(MODEL, data, plan, source, Question(MAX_LOSS))
-            told.append(reported(counts, size))
+            told.append(make_metrics(counts, size))
         said = [float(t[CORRECT]) / s for t, s in zip(told, SIZES, strict=True)]  # type: ignore[arg-type]
         mean = float(np.mean(said))
         told += [{**told[-1], **LIES[lie](mean, rng)} for _ in range(LIARS)]
@@ -211,7 +213,7 @@ def _conclude(told: Sequence[Metrics]) -> dict[str, float]:
         )
         for message, each in zip(sent, told, strict=True)
     ]
-    found = concluded(PrivateEvaluations(1, MAX_LOSS), sent, LIARS, replies)
+    found = aggregate_evaluation(EvaluationSchedule(1, MAX_LOSS), sent, LIARS, replies)
     if found is None:
         raise AssertionError("more than 2f nodes answered")
     return {name: float(value) for name, value in found.items()}  # type: ignore[arg-type]
@@ -229,7 +231,7 @@ def compose(steps: int, answers: int) -> dict[str, object]:
     accountant.compose(step, steps)
     if answers:
         accountant.compose(dp.GaussianDpEvent(60.0), answers)
-    ours = epsilon([(plan, steps), (second, answers)], 1e-5)
+    ours = compute_epsilon([(plan, steps), (second, answers)], 1e-5)
     theirs = accountant.get_epsilon(1e-5)
     return {
         "ours": ours,

@@ -230,8 +230,8 @@ def reach(rule: GramRule, n: int, f: int, seed: int) -> tuple[float, float, floa
     far = np.tile(mean + FAR * np.sqrt(DIMENSION) * direction, (f, 1))
     tireless = Tireless(gradient=-direction)
     for _ in range(REPETITIONS):
-        last = tireless.vectors(honest, f, rng, rule)
-    strongest = Strongest(gradient=-direction).vectors(honest, f, rng, rule)
+        last = tireless.craft_vectors(honest, f, rng, rule)
+    strongest = Strongest(gradient=-direction).craft_vectors(honest, f, rng, rule)
     return moved(far), moved(strongest), moved(last)
 
 

@@ -108,7 +108,7 @@ def displace(
     kappa = aggregate.kappa(n, f)
     return {
         "displacement": float(distance) / error,
-        "kappa": "-" if kappa is None else f"{kappa:.1f} {aggregate.notion[0]}",
+        "kappa": "-" if kappa is None else f"{kappa:.1f} {aggregate.kappa_kind[0]}",
         "setting": f"f = {f} of n = {n}, d = {d}",
     }
 

@@ -52,7 +52,7 @@ def find_budgets(history: int) -> dict[str, float]:
     """Return the least budgets for a history, by its place in the list."""
     runs = list(list_histories().values())[history]
     charges = [entry for run in runs for entry in run]
-    composed = accountant.epsilon(charges, DELTA, UNIT)
+    composed = accountant.compute_epsilon(charges, DELTA, UNIT)
     plan, _ = runs[0][0]
     committed = composed
     if len(runs) > 1:

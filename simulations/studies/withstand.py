@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from flwr_safedshb import theory
+from flwr_safedshb.cli._forecast import FederationSpec as Planned
 from flwr_safedshb.cli._forecast import Forecast, forecast
-from flwr_safedshb.cli._forecast import Setting as Planned
 from simulations.config import composed
 from simulations.experiment import federation, untrained
 from simulations.models import loss_gradient
@@ -199,7 +199,7 @@ def report(runs: Runs[RunRecord]) -> Iterator[Section]:
     for one in found:
         plan = one.predicted
         figures = (plan.epsilon, plan.radius, plan.radius * plan.swing)
-        losses = (plan.setting.gradient or 0.0, one.first, one.unharmed, one.attacked)
+        losses = (plan.spec.gradient or 0.0, one.first, one.unharmed, one.attacked)
         said = "yes" if plan.withstands else "no"
         rows.append(
             [*one.labels]

@@ -6,8 +6,8 @@ import torch
 from scipy import stats
 from torch import nn
 
+from flwr_safedshb.privacy.batches import Example
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.datasets import Example
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.private_gradient import private_gradient
 from flwr_safedshb.privacy.randomness.noise import SecureRandomness, SeededRandomness
@@ -36,7 +36,7 @@ def test_a_poisson_batch_has_as_many_places_for_any_draw(
 ) -> None:
     plan = PrivacyPlan(1.0, 0.0, 1, 40, sampling="poisson")
     seen: list[torch.Tensor] = []
-    own = ClippedGradients.consume
+    own = ClippedGradients.consume_batch
 
     def watched(
         self: ClippedGradients, batch: Example, groups: int = 1, *, usable: torch.Tensor
@@ -44,14 +44,14 @@ def test_a_poisson_batch_has_as_many_places_for_any_draw(
         seen.append(usable)
         return own(self, batch, groups, usable)
 
-    monkeypatch.setattr(ClippedGradients, "consume", watched)
+    monkeypatch.setattr(ClippedGradients, "consume_batch", watched)
     gradients = ClippedGradients(nn.Linear(1, 1, bias=False), slope, 1.0)
     source = SecureRandomness()
     released = [
         float(private_gradient(gradients, dataset, plan, source, like=like)[0][0, 0])
         for _ in range(200)
     ]
-    places = plan.sampler.places(plan)
+    places = plan.sampler.padded_size(plan)
     assert {len(usable) for usable in seen} == {places}
     drawn = [int(usable.sum()) for usable in seen]
     # Every example that was drawn counts, and batches without one are answered too.
@@ -65,7 +65,7 @@ def test_a_poisson_batch_has_as_many_places_for_any_draw(
 @pytest.mark.parametrize(("batch", "examples"), [(1, 1), (5, 40), (25, 2763), (9, 9)])
 def test_there_are_places_enough(word: str, batch: int, examples: int) -> None:
     plan = PrivacyPlan(1.0, 1.0, batch, examples, sampling=word)
-    places = plan.sampler.places(plan)
+    places = plan.sampler.padded_size(plan)
     assert batch <= places <= examples
     if word == "poisson":
         rare = stats.binom.sf(places, examples, batch / examples)

@@ -21,7 +21,7 @@ from flwr_safedshb.client import SafeDSHBClient, client_app
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.plan import PrivacyPlan, Sampling
 from flwr_safedshb.privacy.randomness.noise import Randomness, SeededRandomness
-from flwr_safedshb.privacy.samplers.fixed import Fixed
+from flwr_safedshb.privacy.samplers.standard import Fixed
 from flwr_safedshb.simulation.adversarial import AdversarialGrid
 from flwr_safedshb.simulation.batched import BatchedGrid
 from flwr_safedshb.simulation.in_process import InProcessGrid
@@ -91,7 +91,7 @@ def test_clients_do_go_through_the_model_at_once(
     monkeypatch: pytest.MonkeyPatch, sampling: Sampling
 ) -> None:
     sizes = []
-    consume = ClippedGradients.consume
+    consume = ClippedGradients.consume_batch
 
     def count(
         self: ClippedGradients,
@@ -102,7 +102,7 @@ def test_clients_do_go_through_the_model_at_once(
         sizes.append(groups)
         return consume(self, batch, groups, usable)
 
-    monkeypatch.setattr(ClippedGradients, "consume", count)
+    monkeypatch.setattr(ClippedGradients, "consume_batch", count)
     model = nn.Linear(5, 1)
     train(BatchedGrid(make_app(model, sampling), N), model)
     assert sizes == [N] * STEPS

@@ -15,7 +15,7 @@ def test_a_round_is_traced_from_the_messages_to_the_step() -> None:
     assert sys.getprofile() is None
     names = {(by.file, called.file, called.name) for by, called in found.calls}
     assert ("client.py", "algorithm/step.py", "Steps.fit") in names
-    assert ("algorithm/step.py", "privacy/ledger/store.py", "Store.charge") in names
+    assert ("algorithm/step.py", "privacy/ledger/ledger.py", "Ledger.charge") in names
     assert ("algorithm/round.py", "algorithm/screening.py", "screen_all") in names
     assert all(by.file != called.file for by, called in found.calls)
     # The same every time, so that a page can tell it.
@@ -46,8 +46,8 @@ def test_the_page_gets_the_walk_and_keeps_the_rest() -> None:
 
 def test_rooms_and_their_edges_come_from_the_imports(tmp_path: Path) -> None:
     edges = walk.room_edges()
-    assert edges["exchange"] == {"flower"}
-    assert "client" not in edges["server"]
-    assert "server" not in edges["client"]
+    assert edges["attacks"] == {"aggregation"}
+    assert "client" not in edges["strategy"]
+    assert "strategy" not in edges["client"]
     walk.draw(tmp_path / "rooms.png")
     assert (tmp_path / "rooms.png").read_bytes().startswith(b"\x89PNG")

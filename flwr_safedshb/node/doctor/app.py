@@ -16,15 +16,9 @@ from flwr_safedshb.client import (
     ClientFn,
     PrivateClientApp,
     SafeDSHBClient,
-    private_client,
+    to_private_client,
 )
 from flwr_safedshb.flower.compat import flatten_config
-from flwr_safedshb.node import node_file
-
-
-def read_node_config(path: Path) -> UserConfig:
-    """Return the config of a node, as Flower hands it to clients."""
-    return node_file.read(path).config
 
 
 def read_app(folder: Path) -> tuple[str, UserConfig]:
@@ -44,12 +38,12 @@ def read_app(folder: Path) -> tuple[str, UserConfig]:
 
 
 def load_client_fn(name: str, folder: Path) -> ClientFn:
-    """Return the function that makes clients, by ``module:object``.
+    """Load the function that makes clients, or what `client_app` made of it.
 
     Parameters
     ----------
     name : str
-        Of the function itself, or of what `client_app` made of it.
+        ``module:object``
     folder : Path
         Where modules are looked for first.
     """
@@ -81,4 +75,4 @@ def make_client(
 ) -> SafeDSHBClient:
     """Make the client that a SuperNode with this config makes for a message."""
     context = Context(0, 0, dict(node_config), RecordDict(), dict(run_config))
-    return private_client(client_fn(context))
+    return to_private_client(client_fn(context))

@@ -1,18 +1,17 @@
-"""What a sequence of private steps costs, and how many more a budget allows."""
+"""Epsilon of a sequence of private steps, and how many steps a budget allows."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from flwr_safedshb.privacy.accounting import pld
 from flwr_safedshb.privacy.accounting.ranges import (
     MAX_STEPS,
-    checked_delta,
-    checked_steps,
+    check_delta,
+    check_steps,
 )
 from flwr_safedshb.privacy.plan import ALL, PrivacyPlan, PrivacyStatement
 from flwr_safedshb.privacy.samplers import Adjacency
@@ -20,14 +19,17 @@ from flwr_safedshb.privacy.samplers import Adjacency
 Charges = Sequence[tuple[PrivacyPlan, int]]
 Totals = dict[PrivacyPlan, int]
 Bound = Callable[[pld.Steps, float], float]
+EpsilonFunction = Callable[[Charges, float, Adjacency | None], float]
 
 
-def epsilon(charges: Charges, delta: float, unit: Adjacency | None = None) -> float:
-    """Epsilon of all charges together, for plans that were fixed beforehand.
+def compute_epsilon(
+    charges: Charges, delta: float, unit: Adjacency | None = None
+) -> float:
+    """Return epsilon of all charges together, for plans that were fixed beforehand.
 
     It comes from the composed privacy loss distributions, whose own numerical errors
     are part of it, or from the moments of the losses where these give less. Plans that
-    were chosen by looking at releases cost `filtering.epsilon`.
+    were chosen by looking at releases cost `RenyiFilter.epsilon`.
 
     Parameters
     ----------
@@ -52,108 +54,110 @@ def epsilon(charges: Charges, delta: float, unit: Adjacency | None = None) -> fl
     ValueError
         If a plan's sampler has no accountant for the unit.
     """
-    return worst(pld.composed_epsilon, charges, delta, unit)
+    return maximize_over_parts(pld.compute_pld_epsilon, charges, delta, unit)
 
 
-def epsilon_upper_bound(
+def bound_epsilon(
     charges: Charges, delta: float, unit: Adjacency | None = None
 ) -> float:
-    """Bound `epsilon` from above in milliseconds, by the moments of the losses.
+    """Bound `compute_epsilon` from above in milliseconds, by the moments of the losses.
 
-    For a quick yes: where this fits a budget, `epsilon` does.
+    For a quick yes: where this fits a budget, `compute_epsilon` does.
     """
-    return worst(pld.quick_epsilon, charges, delta, unit)
+    return maximize_over_parts(pld.compute_moment_epsilon, charges, delta, unit)
 
 
-def statement(
+def state_epsilon(
     charges: Charges, delta: float, unit: Adjacency | None = None
 ) -> PrivacyStatement:
-    """Epsilon of all charges together, with the mechanism and unit it is true for."""
-    renyi = epsilon_upper_bound(charges, delta, unit)
-    exact = epsilon(charges, delta, unit)
+    """State `compute_epsilon` with the mechanism and unit that it is true for."""
+    renyi = bound_epsilon(charges, delta, unit)
+    exact = compute_epsilon(charges, delta, unit)
     accountant = "PLD accountant" if exact < renyi else "RDP accountant"
-    return statement_of(exact, charges, delta, unit, accountant)
+    return make_statement(exact, charges, delta, unit, accountant)
 
 
-def statement_of(
+def make_statement(
     epsilon: float,
     charges: Charges,
     delta: float,
     unit: Adjacency | None,
     accountant: str,
 ) -> PrivacyStatement:
-    """State an epsilon of charges, with the mechanism and unit it is true for."""
-    merged = _merged(charges, unit)
+    """State an epsilon of charges with the mechanism and unit that it is true for."""
+    merged = _merge_plans(charges, unit)
     return PrivacyStatement(
         epsilon=epsilon,
         delta=delta,
         steps=sum(merged.values()),
-        sampler=_words(plan.sampler.description for plan in merged),
-        adjacency=_words(plan.adjacency for plan in merged),
+        sampler=_join_words(plan.sampler.description for plan in merged),
+        adjacency=_join_words(plan.adjacency for plan in merged),
         accountant=accountant,
     )
 
 
-def worst(
+def maximize_over_parts(
     bound: Bound, charges: Charges, delta: float, unit: Adjacency | None
 ) -> float:
-    """Return the largest bound, over the parts that an example may be in.
+    """Return the largest bound over the parts that an example may be in.
 
-    Units are joined before charges are split into parts: each part is accounted in the
-    unit of all.
+    Units are joined before charges are split into parts, so each part is accounted in
+    the unit of all.
     """
-    delta = checked_delta(delta)
-    parts = _parts(_merged(charges, unit))
+    delta = check_delta(delta)
+    parts = _split_parts(_merge_plans(charges, unit))
     return max(_bound_part(bound, part, delta) for part in parts)
 
 
-def _parts(merged: Totals) -> list[Totals]:
+def _split_parts(merged: Totals) -> list[Totals]:
     """Return what the examples of each part pay for.
 
     The parts of a split have no example in common, and which one an example is in does
-    not depend on its value. So if the example is replaced, what is released of the
-    other part follows the same distribution, given what came before: each example pays
-    for the charges of its own part, and for those of all examples. Where a node has
-    split its data in two ways, an example may be in any part of each, and pays for all.
+    not depend on its value. So if the example is replaced, the releases of the other
+    part keep their distribution, given what came before: each example pays for the
+    charges of its own part, and for those of all examples. Where a node has split its
+    data in two ways, an example may be in any part of each, and pays for all.
     """
-    split = {plan.part for plan in merged} - {ALL}
-    digests = {part.partition(":")[2] for part in split}
-    if len(digests) != 1:
-        split = {ALL}
-    parts: list[Totals] = []
-    for part in sorted(split):
+    parts = {plan.part for plan in merged} - {ALL}
+    one_split = len({part.partition(":")[2] for part in parts}) == 1
+    payments: list[Totals] = []
+    for part in sorted(parts) if one_split else [ALL]:
         paid: Totals = {}
         for plan, steps in merged.items():
-            if split == {ALL} or plan.part in (ALL, part):
+            if not one_split or plan.part in (ALL, part):
                 same = replace(plan, part=ALL)
                 paid[same] = paid.get(same, 0) + steps
-        parts.append(paid)
-    return parts
+        payments.append(paid)
+    return payments
 
 
 def _bound_part(bound: Bound, paid: Totals, delta: float) -> float:
-    """Return the larger of the bounds for what may happen to an example."""
+    """Return the larger of the bounds for an example that is added, and removed."""
     if not paid:
         return 0.0
-    silent = any(plan.noise_multiplier == 0 for plan in paid)
-    if silent or sum(paid.values()) > MAX_STEPS:
+    noiseless = any(plan.noise_multiplier == 0 for plan in paid)
+    if noiseless or sum(paid.values()) > MAX_STEPS:
         return math.inf
-    # In an order of their own, lest the order of charges show in the last digits.
+    # Sorted, so that the order of charges cannot change the last digits.
     kinds = sorted(paid.items(), key=lambda item: item[0].to_json())
-    profiles = [(plan.sampler.profiles(plan), steps) for plan, steps in kinds]
+    dominating_pairs = [
+        (plan.sampler.dominating_pairs(plan), steps) for plan, steps in kinds
+    ]
     largest = 0.0
-    for i in range(max(len(several) for several, _ in profiles)):
-        found = bound([(some[i % len(some)], steps) for some, steps in profiles], delta)
-        # Not a number means that nothing is known.
+    for i in range(max(len(several) for several, _ in dominating_pairs)):
+        found = bound(
+            [(some[i % len(some)], steps) for some, steps in dominating_pairs], delta
+        )
+        # NaN means that nothing is known.
         largest = max(largest, float(found)) if found >= 0 else math.inf
     return largest
 
 
-def _words(words: Iterable[str]) -> str:
+def _join_words(words: Iterable[str]) -> str:
     return " and ".join(sorted(set(words))) or "nothing released"
 
 
-def max_steps(
+def find_max_steps(
     charges: Charges,
     plan: PrivacyPlan,
     delta: float,
@@ -168,30 +172,56 @@ def max_steps(
         The largest number whose epsilon is at most ``max_epsilon``, at most 10^9.
     """
     past = tuple((each, steps) for each, steps in charges if steps)
-    return _max_steps(past, plan, checked_delta(delta), max_epsilon, unit)
+    return _find_max_steps(past, plan, check_delta(delta), max_epsilon, unit)
 
 
 @lru_cache(maxsize=64)
-def _max_steps(
+def _find_max_steps(
     past: tuple[tuple[PrivacyPlan, int], ...],
     plan: PrivacyPlan,
     delta: float,
     max_epsilon: float,
     unit: Adjacency | None,
 ) -> int:
-    def cost(
-        bound: Callable[[Charges, float, Adjacency | None], float], steps: int
-    ) -> float:
-        return bound([*past, (plan, steps)], delta, unit)
+    return find_largest(lambda steps: [*past, (plan, steps)], delta, max_epsilon, unit)
 
+
+def find_largest(
+    make_charges: Callable[[int], Charges],
+    delta: float,
+    max_epsilon: float,
+    unit: Adjacency | None,
+    most: int = MAX_STEPS,
+) -> int:
+    """Find the largest count up to `most` whose charges cost at most ``max_epsilon``.
+
+    Parameters
+    ----------
+    make_charges : callable (count) -> charges
+        Charges of a larger count cost no less.
+    """
+    count = 0
     # The first bound is cheaper than the second, and never below it.
-    steps = 0
-    for bound in (epsilon_upper_bound, epsilon):
-        steps = last_fitting(partial(cost, bound), max_epsilon, steps)
-    return steps
+    for bound in (bound_epsilon, compute_epsilon):
+
+        def compute_cost(count: int, bound: EpsilonFunction = bound) -> float:
+            return bound(make_charges(count), delta, unit)
+
+        count = find_largest_affordable(compute_cost, max_epsilon, count, most)
+    return count
 
 
-def last_fitting(
+def fits_within(
+    charges: Charges, delta: float, max_epsilon: float, unit: Adjacency | None
+) -> bool:
+    """Return whether charges cost at most ``max_epsilon``, by the cheap bound first."""
+    return any(
+        bound(charges, delta, unit) <= max_epsilon
+        for bound in (bound_epsilon, compute_epsilon)
+    )
+
+
+def find_largest_affordable(
     cost: Callable[[int], float], limit: float, known: int = 0, most: int = MAX_STEPS
 ) -> int:
     """Find the largest count up to `most` that costs at most ``limit``.
@@ -203,30 +233,29 @@ def last_fitting(
     known : int
         A count that may cost at most ``limit``; 0 is returned if it does not.
     """
-    low, high = known, most + 1
+    low, high, attempt = known, most + 1, 0
     at_low, at_high = cost(low), math.inf
     if not (at_low <= limit and at_low < math.inf):
         return 0
-    for attempt in itertools.count():
-        if high - low == 1:
-            return low
-        guess = _guess(low, at_low, high, at_high, limit, attempt)
+    while high - low > 1:
+        guess = _guess_count(low, at_low, high, at_high, limit, attempt)
         price = cost(guess)
         if price <= limit and price < math.inf:
             low, at_low = guess, price
         else:
             high, at_high = guess, price
-    raise AssertionError
+        attempt += 1
+    return low
 
 
-def _guess(
+def _guess_count(
     low: int, at_low: float, high: int, at_high: float, limit: float, attempt: int
 ) -> int:
-    """Say where a cost that grows like a power of the count meets the limit."""
+    """Guess where a cost that grows like a power of the count meets the limit."""
     if at_low == 0 or limit == math.inf:
         guess = 2.0 * low + 1.0
     elif at_high == math.inf:
-        # The cost grows like a root at least, if not other charges are most of it.
+        # The cost grows at least like a root, unless other charges are most of it.
         guess = low * max((limit / at_low) ** 2, 2.0 if attempt > 1 else 1.0) + 1.0
     elif attempt % 3 == 2:
         guess = 0.5 * (low + high)
@@ -237,13 +266,13 @@ def _guess(
     return min(max(low + 1, math.floor(guess)), high - 1)
 
 
-def _merged(charges: Charges, unit: Adjacency | None) -> Totals:
+def _merge_plans(charges: Charges, unit: Adjacency | None) -> Totals:
     """Add up the steps of plans that cost the same, in one unit of privacy."""
     units = {plan.adjacency for plan, steps in charges if steps}
     joined: Adjacency = units.pop() if len(units) == 1 else "replace-one"
     merged: Totals = {}
     for plan, steps in charges:
-        if count := checked_steps(steps):
-            same = plan.in_unit(unit or joined)
+        if count := check_steps(steps):
+            same = plan.convert_to_unit(unit or joined)
             merged[same] = merged.get(same, 0) + count
     return merged

@@ -1,4 +1,4 @@
-"""From a target epsilon to the noise that meets it."""
+"""Calibration: the noise that meets a target epsilon."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
-from flwr_safedshb.privacy.accounting.accountant import epsilon
+from flwr_safedshb.privacy.accounting.accountant import compute_epsilon
 from flwr_safedshb.privacy.accounting.ranges import (
     NOISE_MULTIPLIER,
-    checked_delta,
-    checked_steps,
+    check_delta,
+    check_steps,
 )
 from flwr_safedshb.privacy.plan import PrivacyPlan
 
 # A calibrated plan spends at least this share of its target, and aims for the other.
 _LEAST_SHARE = 0.99
 _AIMED_SHARE = 0.997
-# Two multipliers nearer than this are as good as equal.
+# Multipliers closer than this count as equal.
 _RESOLUTION = 1e-6
 
 
@@ -30,7 +30,16 @@ def calibrate(
     steps: int,
     beside: tuple[tuple[PrivacyPlan, int], ...] = (),
 ) -> PrivacyPlan:
-    """Give ``shape`` the least noise multiplier that keeps ``steps`` within the target.
+    """Return ``shape`` with the least noise that keeps ``steps`` within the target.
+
+    Parameters
+    ----------
+    shape : PrivacyPlan
+        The plan; its noise multiplier does not count.
+    target_epsilon, delta : float
+    steps : int
+    beside : tuple of (PrivacyPlan, int)
+        Other releases of the same examples, which share the target.
 
     Returns
     -------
@@ -38,26 +47,26 @@ def calibrate(
         Its epsilon is at most ``target_epsilon`` and, unless the accountant jumps
         there (sampling rates around 1e-6), at least 0.99 times that.
     """
-    checked_delta(delta)
+    check_delta(delta)
     if not 0 < target_epsilon < math.inf:
         raise ValueError(f"target_epsilon={target_epsilon} must be positive and finite")
-    if checked_steps(steps) < 1:
+    if check_steps(steps) < 1:
         raise ValueError(f"steps={steps} must be at least 1 to calibrate noise")
 
-    def cost(noise_multiplier: float) -> float:
+    def compute_cost(noise_multiplier: float) -> float:
         plan = replace(shape, noise_multiplier=noise_multiplier)
-        return epsilon([(plan, steps), *beside], delta)
+        return compute_epsilon([(plan, steps), *beside], delta)
 
-    alone = epsilon(beside, delta)
+    alone = compute_epsilon(beside, delta)
     if not alone < target_epsilon:
         raise ValueError(
             f"target_epsilon={target_epsilon} is spent by what is released beside the "
             f"steps, epsilon={alone:.4g}; give that more noise, or raise the target"
         )
-    # What the many small losses of much noise add up to; rare large ones cost more.
+    # The many small losses of much noise add up to this; rare large ones cost more.
     spread = shape.sampling_rate * math.sqrt(2 * steps * math.log(1 / delta))
     start = min(max(spread / target_epsilon, 0.5), NOISE_MULTIPLIER.greatest)
-    noise = _search_noise(cost, target_epsilon, start, 1.2)
+    noise = _search_noise(compute_cost, target_epsilon, start, 1.2)
     return replace(shape, noise_multiplier=noise)
 
 
@@ -76,7 +85,7 @@ def _search_noise(
         if enough < too_low * (1 + _RESOLUTION):
             return enough
         if too_low > 0 and enough < math.inf:
-            noise = _between(too_low, cost_low, enough, cost_enough, target)
+            noise = _interpolate_noise(too_low, cost_low, enough, cost_enough, target)
         else:
             noise = noise * factor if price > target else noise / factor
             factor *= factor
@@ -89,7 +98,7 @@ def _search_noise(
     return noise
 
 
-def _between(
+def _interpolate_noise(
     low: float, cost_low: float, high: float, cost_high: float, target: float
 ) -> float:
     """Guess where a power law through two points meets the aim."""

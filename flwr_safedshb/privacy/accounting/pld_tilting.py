@@ -1,4 +1,4 @@
-"""Tilted distributions of losses, and their sums, with a bound on what is lost.
+"""Tilted loss distributions and their convolution, with a bound on their errors.
 
 Numerics, all on the pessimistic side
 -------------------------------------
@@ -28,7 +28,7 @@ _ROUNDING = 4 * float(np.finfo(float).eps)
 
 
 @dataclass(frozen=True)
-class Tilted:
+class TiltedDistribution:
     """A tilted distribution of losses.
 
     Attributes
@@ -37,9 +37,9 @@ class Tilted:
         In multiples of ``spacing``.
     masses : ndarray, shape (k,)
     error : float
-        What any mass may be too small by.
+        Bound on how much too small any mass may be.
     missing : float
-        Mass that is nowhere.
+        Mass that is at no point.
     """
 
     spacing: float
@@ -49,7 +49,9 @@ class Tilted:
     missing: float = 0.0
 
 
-def convolved(parts: Sequence[tuple[Tilted, int]], first: float, last: float) -> Tilted:
+def convolve(
+    parts: Sequence[tuple[TiltedDistribution, int]], first: float, last: float
+) -> TiltedDistribution:
     """Convolve distributions of one spacing on a window that holds the result."""
     spacing = parts[0][0].spacing
     start = math.floor(first / spacing)
@@ -78,24 +80,28 @@ def convolved(parts: Sequence[tuple[Tilted, int]], first: float, last: float) ->
         error += count * part.error
     missing = math.exp(-MARGIN) + sum(count * part.missing for part, count in parts)
     points = start + np.arange(size)
-    return Tilted(
+    return TiltedDistribution(
         spacing, points, np.maximum(masses, 0.0)[points % size], error, missing
     )
 
 
-def joined(parts: Sequence[Tilted], tilt: float) -> Tilted:
-    """Convolve the losses of different plans, on the coarsest grid of them."""
+def convolve_grids(
+    parts: Sequence[TiltedDistribution], tilt: float
+) -> TiltedDistribution:
+    """Convolve the losses of different plans on the coarsest of their grids."""
     if len(parts) == 1:
         return parts[0]
     spacing = max(part.spacing for part in parts)
-    coarse = [(_coarsened(part, spacing, tilt), 1) for part in parts]
+    coarse = [(coarsen_grid(part, spacing, tilt), 1) for part in parts]
     first = sum(float(part.points[0]) for part, _ in coarse)
     last = sum(float(part.points[-1]) for part, _ in coarse)
-    return convolved(coarse, first * spacing, last * spacing)
+    return convolve(coarse, first * spacing, last * spacing)
 
 
-def _coarsened(part: Tilted, spacing: float, tilt: float) -> Tilted:
-    """Move masses to the multiples of a coarser spacing around them."""
+def coarsen_grid(
+    part: TiltedDistribution, spacing: float, tilt: float
+) -> TiltedDistribution:
+    """Move each mass to the two points around it on a coarser grid."""
     ratio = round(spacing / part.spacing)
     if ratio == 1:
         return part
@@ -111,4 +117,4 @@ def _coarsened(part: Tilted, spacing: float, tilt: float) -> Tilted:
     masses = np.add(*(np.bincount(to, way * part.masses, cells) for to, way in ways))
     most = sum(float(np.bincount(to, way, cells).max()) for to, way in ways)
     points = start + np.arange(cells)
-    return Tilted(spacing, points, masses, part.error * most, part.missing)
+    return TiltedDistribution(spacing, points, masses, part.error * most, part.missing)

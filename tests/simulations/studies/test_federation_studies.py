@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flwr_safedshb.privacy.accounting import baselines as comparisons
+from flwr_safedshb.privacy.accounting import baselines
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from simulations.check import check
 from simulations.config import composed, resolved
@@ -160,7 +160,7 @@ def test_the_images_may_lie_beside_other_data(images: Path) -> None:
 def test_the_noise_is_that_of_the_papers_epsilon(epsilon: float) -> None:
     noise = yardstick.NOISES[epsilon]
     plan = PrivacyPlan(1.0, noise, 16, 3000, "poisson", "add-remove")
-    found = comparisons.rdp(plan, 1500, 1.497e-4).epsilon
+    found = baselines.rdp(plan, 1500, 1.497e-4).epsilon
     assert epsilon * 0.995 < found <= epsilon * 1.0005
 
 
@@ -308,8 +308,8 @@ def test_what_is_predicted_follows_the_first_model() -> None:
         )
         for labels in SETTINGS.values()
     )
-    assert bad.setting.gradient == pytest.approx(good.setting.gradient, rel=0.5)
-    assert bad.setting.smoothness > 0.0
+    assert bad.spec.gradient == pytest.approx(good.spec.gradient, rel=0.5)
+    assert bad.spec.smoothness > 0.0
     assert bad.radius > 5 * good.radius
     assert (bad.withstands, good.withstands) == (False, True)
 

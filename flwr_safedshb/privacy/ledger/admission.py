@@ -1,0 +1,139 @@
+"""Which histories a ledger's budget admits, and what they cost.
+
+Formal guarantee
+----------------
+A ledger whose limit is (E, delta) releases with (E, delta)-DP, whoever chooses the
+plans of its charges and by whatever was released before.
+
+1. A *block* is a list of plans and numbers of steps that is fixed before the first
+   release. Within it releases may come in any order that is chosen as they come, and
+   may stop early: the composed privacy loss distribution (PLD) of the whole block
+   dominates. By induction over the number of releases: the first one, s, is dominated
+   by its pair; whatever comes out of it, the rest is dominated by the composition of
+   the block without s; a pair and another that dominates for every outcome of the first
+   dominate together as independent ones do (Zhu, Dong, Wang, "Optimal Accounting of
+   Differential Privacy via Characteristic Function", AISTATS 2022, Theorem 10), and a
+   product does not depend on the order. To stop early is to forget the rest.
+2. The *first block* is what was committed before the first charge, or else the first
+   charge itself. It is admitted if its PLD epsilon is at most E.
+3. Whatever leaves the first block is chosen by looking at releases, and no PLD holds
+   for it. It is admitted only if a Renyi filter (`accounting.renyi_filter`) passes
+   twice: for the first block whole, and for all that has been charged.
+4. These two ways must not be mixed: if one path spent all of delta on a PLD, and
+   another, which left early, all of it on the filter, the two would add up. They are
+   not. Either the first block whole passes the filter; then every history that is
+   admitted does, within the block because it is part of it. Or it does not; then
+   nothing leaves the block, and 1 holds. Which of the two it is was known before the
+   first release.
+
+A process may ask for a stricter limit E' <= E. It is admitted within the first block if
+the PLD or the filter is at most E', and out of it by 3 with E' for E. That implies what
+E demands, and for E' alone the argument is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from flwr_safedshb.privacy.accounting import accountant
+from flwr_safedshb.privacy.accounting.ranges import MAX_STEPS
+from flwr_safedshb.privacy.accounting.renyi_filter import RenyiFilter
+from flwr_safedshb.privacy.ledger.history import Totals, is_within
+from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan, PrivacyStatement
+
+Block = Sequence[tuple[PrivacyPlan, int]]
+
+# Steps that are looked ahead, so that not every charge needs the accountant.
+_AHEAD = 64
+
+
+@dataclass(frozen=True)
+class AdmissionRule:
+    """What a budget admits after its first block; every plan is in its unit.
+
+    Attributes
+    ----------
+    first : tuple of (PrivacyPlan, int)
+        The first block, fixed before the first release.
+    delta : float
+    max_epsilon : float
+        E, fixed before the first release, too: the filter is made for it.
+    limit : float
+        E', at most E.
+    unit : {"replace-one", "add-remove"}
+    """
+
+    first: tuple[tuple[PrivacyPlan, int], ...]
+    delta: float
+    max_epsilon: float
+    limit: float
+    unit: Adjacency
+
+    def state_epsilon(self, charged: Totals) -> PrivacyStatement:
+        """State what a history costs: the first block whole, or past it all charges."""
+        if is_within(charged, dict(self.first)):
+            found = accountant.state_epsilon(self.first, self.delta, self.unit)
+            return replace(found, steps=sum(charged.values()))
+        charges = [*charged.items()]
+        epsilon, name = self._filter.epsilon(charges), "Renyi filter"
+        return accountant.make_statement(epsilon, charges, self.delta, self.unit, name)
+
+    def admits_within_first(self, charged: Totals) -> bool:
+        """Return whether charges are within a first block that fits as a whole."""
+        return is_within(charged, dict(self.first)) and self._first_fits
+
+    def find_max_steps(self, plan: PrivacyPlan, charged: Totals, hint: int) -> int:
+        """Return how many steps of a plan the filter admits beside other charges.
+
+        Parameters
+        ----------
+        plan : PrivacyPlan
+        charged : dict of PrivacyPlan to int
+            The entry of `plan` does not count.
+        hint : int
+            A number of steps that is tried first, and a few more. If they fit, they
+            are returned, though more may fit.
+        """
+        others = {each: steps for each, steps in charged.items() if each != plan}
+        first, most = dict(self.first), MAX_STEPS
+        # 3 and 4: what leaves the first block needs that the block, whole, passes.
+        if not self._filter.epsilon(self.first) <= self.limit:
+            most = first.get(plan, 0) if is_within(others, first) else 0
+
+        def compute_cost(count: int) -> float:
+            return self._filter.epsilon([*others.items(), (plan, count)])
+
+        for enough in (min(hint + max(hint, _AHEAD), most), min(hint, most)):
+            if compute_cost(enough) <= self.limit:
+                return enough
+        return accountant.find_largest_affordable(compute_cost, self.limit, most=most)
+
+    def count_steps_left(self, plan: PrivacyPlan, charged: Totals) -> int:
+        """Count the further steps of a plan that fit."""
+        used = charged.get(plan, 0)
+        in_block = self.admits_within_first(charged)
+        committed = dict(self.first).get(plan, 0) if in_block else 0
+        filtered = self.find_max_steps(plan, charged, MAX_STEPS)
+        return max(committed - used, filtered - used, 0)
+
+    @cached_property
+    def _first_fits(self) -> bool:
+        return accountant.fits_within(self.first, self.delta, self.limit, self.unit)
+
+    @cached_property
+    def _filter(self) -> RenyiFilter:
+        return RenyiFilter(self.first, self.delta, self.max_epsilon, self.unit)
+
+
+def shrink_block(block: Block, delta: float, limit: float, unit: Adjacency) -> Block:
+    """Return the largest share of a first block that costs at most a limit."""
+    largest = max((steps for _, steps in block), default=0)
+    if not largest or accountant.fits_within(block, delta, limit, unit):
+        return block
+
+    def take_share(count: int) -> Block:
+        return [(plan, steps * count // largest) for plan, steps in block]
+
+    return take_share(accountant.find_largest(take_share, delta, limit, unit, largest))
