@@ -133,7 +133,7 @@ class PLDAccountant:
         if not releases:
             return 0.0
         charges = [(self._plan(event), count) for event, count in releases]
-        return accountant.epsilon(charges, delta)
+        return accountant.compute_epsilon(charges, delta)
 
     def _plan(self, event: GaussianPrivacyEvent) -> PrivacyPlan:
         """Return the plan of examples that spends what an event of clients does."""

@@ -35,7 +35,6 @@ from flwr_safedshb.algorithm.budget import (
     check_unit,
     commit_for_life,
 )
-from flwr_safedshb.algorithm.errors import is_stop
 from flwr_safedshb.algorithm.evaluation_names import PRIVATE
 from flwr_safedshb.algorithm.held_out import divided, split_plans
 from flwr_safedshb.algorithm.model_arrays import trained
@@ -49,6 +48,7 @@ from flwr_safedshb.privacy.losses import Loss, UnsupportedModelError, is_rowwise
 from flwr_safedshb.privacy.map_dataset import ItemExamples
 from flwr_safedshb.privacy.plan import ALL, Clipping, PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import Randomness, SecureRandomness
+from flwr_safedshb.stop_signal import is_stop_signal
 
 __all__ = ["RefusedError", "SafeDSHBClient", "client_app"]
 
@@ -272,7 +272,7 @@ class PrivateClientApp(ClientApp):
             log(ERROR, "The client could not be made: %s", error)
             reason = "; the log of this node says why"
         except BaseException as error:
-            if is_stop(error):
+            if is_stop_signal(error):
                 raise
             log(ERROR, "The client could not be made: %s", error, exc_info=error)
             reason = "; the log of this node says why"

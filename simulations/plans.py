@@ -91,7 +91,7 @@ def statement(
     charges: tuple[tuple[PrivacyPlan, int], ...], delta: float
 ) -> PrivacyStatement:
     """State the epsilon of all that a node releases."""
-    return accountant.statement(charges, delta)
+    return accountant.state_epsilon(charges, delta)
 
 
 def spent(cfg: DictConfig, size: int) -> float:

@@ -10,8 +10,8 @@ import torch
 from hypothesis import settings
 
 from flwr_safedshb.cli import _forecast
-from flwr_safedshb.privacy.accounting import baselines as comparisons
-from flwr_safedshb.privacy.samplers import sampler
+from flwr_safedshb.privacy.accounting import baselines
+from flwr_safedshb.privacy.samplers import get_sampler
 from tests.phishing import StandIn, write_stand_in
 
 pytest_plugins = ["tests.guard"]
@@ -64,9 +64,9 @@ def flowers_log_as_it_was() -> Iterator[None]:
 @pytest.fixture
 def shipped_samplers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide samplers that were added, from what is compared with a list of all."""
-    shipped = {word: sampler(word) for word in ("fixed", "poisson", "whole")}
-    for module in (_forecast, comparisons):
-        monkeypatch.setattr(module, "known_samplers", lambda: shipped)
+    shipped = {name: get_sampler(name) for name in ("fixed", "poisson", "whole")}
+    for module in (_forecast, baselines):
+        monkeypatch.setattr(module, "load_samplers", lambda: shipped)
 
 
 @pytest.fixture

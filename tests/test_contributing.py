@@ -96,7 +96,7 @@ def test_no_list_in_a_test_has_to_be_told(copy: Path) -> None:
         "cli/test_cli",
         "cli/test_plan_command",
         "privacy/test_samplers",
-        "privacy/accounting/test_comparisons",
+        "privacy/accounting/test_baselines",
         "simulations/test_conf",
         "test_imports",
     )

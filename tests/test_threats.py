@@ -12,9 +12,9 @@ NAMED = re.findall(r"`(test_\w+)\.py::(test_\w+)`", PAGE)
 
 @cache
 def named_in(module: str) -> set[str]:
-    (path,) = (ROOT / "tests").rglob(f"{module}.py")
-    tree = ast.parse(path.read_text())
-    return {item.name for item in tree.body if isinstance(item, ast.FunctionDef)}
+    trees = [ast.parse(p.read_text()) for p in (ROOT / "tests").rglob(f"{module}.py")]
+    items = [item for tree in trees for item in tree.body]
+    return {item.name for item in items if isinstance(item, ast.FunctionDef)}
 
 
 def test_every_named_test_is_there() -> None:

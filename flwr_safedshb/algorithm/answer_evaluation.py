@@ -27,7 +27,7 @@ from flwr_safedshb.algorithm.step import (
 )
 from flwr_safedshb.algorithm.wire import Arrays
 from flwr_safedshb.flower.compat import check_mods
-from flwr_safedshb.privacy.accounting import ranges as limits
+from flwr_safedshb.privacy.accounting import ranges
 from flwr_safedshb.privacy.datasets import Examples
 from flwr_safedshb.privacy.evaluation import (
     Counts,
@@ -72,9 +72,9 @@ class PrivateEvaluation:
 
     def __post_init__(self) -> None:
         noise = self.noise_multiplier
-        limits.NOISE_MULTIPLIER.checked("noise_multiplier", noise)
+        ranges.NOISE_MULTIPLIER.check("noise_multiplier", noise)
         for name, least, most in (
-            ("held_out", 0, limits.MAX_EXAMPLES),
+            ("held_out", 0, ranges.MAX_EXAMPLES),
             ("num_classes", 2, _MAX_CLASSES),
         ):
             value = getattr(self, name)
@@ -83,8 +83,8 @@ class PrivateEvaluation:
                 continue
             if not whole or not least <= value <= most:
                 raise ValueError(
-                    f"{name}={limits.short(value)} must be an integer from {least} to "
-                    f"{most}"
+                    f"{name}={ranges.shorten(value)} must be an integer from {least} "
+                    f"to {most}"
                 )
 
     def plan(self, num_examples: int) -> PrivacyPlan:

@@ -19,7 +19,7 @@ from flwr_safedshb.atomic_io import make_private_folder
 from flwr_safedshb.privacy.accounting.ranges import MAX_STEPS
 from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from flwr_safedshb.privacy.policy import NodePolicy, rule_names
+from flwr_safedshb.privacy.policy import NodePolicy, get_rule_names
 
 LEDGER_NAME = "safedshb.sqlite"
 # Keys that a node's config may hold beside the rules of its policy.
@@ -108,7 +108,7 @@ def admit(
 def check_unit(plan: PrivacyPlan, ledger: Ledger) -> None:
     """Refuse a plan that has no accountant for the ledger's unit."""
     try:
-        plan.in_unit(ledger.unit)
+        plan.convert_to_unit(ledger.unit)
     except ValueError as error:
         raise RefusedError(f"the unit of this node is {ledger.unit}: {error}") from None
 
@@ -179,7 +179,7 @@ def admit_evaluation(
 
 def _policy_of(rules: Rules, node_keys: tuple[str, ...]) -> NodePolicy:
     others = (*NODE_KEYS, *node_keys)
-    if taken := sorted({*rule_names(), *NODE_KEYS} & {*node_keys}):
+    if taken := sorted({*get_rule_names(), *NODE_KEYS} & {*node_keys}):
         raise RefusedError(
             f"node_keys has {taken[0]}, which is the owner's; name the app's key "
             "otherwise"
@@ -229,7 +229,7 @@ def _allowed_steps(
     # The accountants are slow to import, and a client must start without them.
     from flwr_safedshb.privacy.accounting import accountant
 
-    return accountant.max_steps(others, plan, delta, max_epsilon)
+    return accountant.find_max_steps(others, plan, delta, max_epsilon)
 
 
 def _opened(

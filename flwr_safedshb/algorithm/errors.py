@@ -7,10 +7,9 @@ from logging import ERROR
 from flwr.common import log
 
 from flwr_safedshb.algorithm.budget import RefusedError
-from flwr_safedshb.flower.compat import is_flower_exit
-from flwr_safedshb.privacy.bad_examples import is_stop_signal
 from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted, LedgerError
 from flwr_safedshb.privacy.losses import UnsupportedModelError
+from flwr_safedshb.stop_signal import is_stop_signal
 
 
 def refusal(error: BaseException) -> RefusedError:
@@ -34,14 +33,9 @@ def refusal(error: BaseException) -> RefusedError:
             text = "the privacy ledger of this node cannot be used"
         case UnsupportedModelError():
             text = str(error)
-        case _ if is_stop(error):
+        case _ if is_stop_signal(error):
             raise error
         case _:
             log(ERROR, "The step failed", exc_info=error)
             text = "the step failed; the log of this node says why"
     return RefusedError(text)
-
-
-def is_stop(error: BaseException) -> bool:
-    """Return whether the owner stops the node: by a signal, or by Flower's own exit."""
-    return is_stop_signal(error) or is_flower_exit(error)

@@ -222,9 +222,11 @@ def mutate_candidate(
         weights = [w * float(p) for w, p in zip(parent.weights, powers, strict=True)]
         return replace(parent, weights=weights)
     if kind == 3:
-        name = "replacements" if rng.random() < 0.5 else "batch"
-        inputs, targets = getattr(parent, name)
-        return replace(parent, **{name: (inputs, _mislabel(targets, rng))})
+        if rng.random() < 0.5:
+            inputs, targets = parent.replacements
+            return replace(parent, replacements=(inputs, _mislabel(targets, rng)))
+        inputs, targets = parent.batch
+        return replace(parent, batch=(inputs, _mislabel(targets, rng)))
     if kind == 4:
         form = FORMS[rng.integers(3)]
         return replace(parent, seed=int(rng.integers(2**31)), form=form)

@@ -96,7 +96,7 @@ def neighbouring_contributions(plan: PrivacyPlan) -> tuple[Floats, Floats]:
         Both of shape (m,); they differ in the first entry, the canary.
     """
     absent = 0.0 if plan.adjacency == "add-remove" else -1.0
-    without = np.full(plan.num_examples, plan.sampler.others)
+    without = np.full(plan.num_examples, plan.sampler.canary_background)
     without[0] = absent
     with_canary = without.copy()
     with_canary[0] = 1.0

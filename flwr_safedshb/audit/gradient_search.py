@@ -25,9 +25,9 @@ from flwr_safedshb.audit.candidate import (
     load_entries,
 )
 from flwr_safedshb.audit.target_model import Batch, TargetModel
-from flwr_safedshb.privacy.bad_examples import reraise_stop
 from flwr_safedshb.privacy.clipping.gradients import Loss
 from flwr_safedshb.privacy.losses import PerExampleLoss
+from flwr_safedshb.stop_signal import reraise_stop
 
 _STEPS = 15
 

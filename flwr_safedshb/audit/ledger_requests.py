@@ -29,7 +29,7 @@ from flwr_safedshb.privacy.accounting import accountant
 from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted, Ledger, LedgerError
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.policy import NodePolicy
-from flwr_safedshb.privacy.samplers import known_samplers
+from flwr_safedshb.privacy.samplers import load_samplers
 
 MAX_EPSILON, DELTA = 0.5, 1e-6
 # Refused by every ledger with that budget: one step of it costs more than 40.
@@ -53,7 +53,7 @@ def odd_plans() -> Iterator[PlanRequest]:
         "batch_size": 25,
         "num_examples": 2763,
     }
-    for sampling in known_samplers():
+    for sampling in load_samplers():
         for name, value in itertools.product(good, ODD_VALUES):
             yield {**good, "sampling": sampling, name: value}, 1
         for value in (*_SMALL, *_LARGE):  # and with every example in the batch
@@ -119,7 +119,7 @@ def least_epsilon(plan: PrivacyPlan, delta: float) -> float:
     if plan.noise_multiplier == 0:
         return math.inf
     rate = plan.sampling_rate
-    shift = (1.0 - plan.sampler.others) / 2.0 / plan.noise_multiplier
+    shift = (1.0 - plan.sampler.canary_background) / 2.0 / plan.noise_multiplier
     # In units of the noise; beyond 37 deviations float64 has no probabilities left.
     thresholds = np.minimum(np.linspace(0.0, 37.0, 200), 37.0)
     without = norm.sf(thresholds)
@@ -276,7 +276,7 @@ def _request_randomly(make_ledger: MakeLedger, path: Path, seed: int) -> Outcome
         charged.append(charge)
         found = ledger.epsilon()
         # Charges fixed beforehand cost no more than the same ones chosen adaptively.
-        least = accountant.epsilon(charged, ledger.delta, "replace-one")
+        least = accountant.compute_epsilon(charged, ledger.delta, "replace-one")
         if not least <= found <= limit:
             broken = f"epsilon is {found}, at least {least} and at most {limit}"
             return Outcome(name, "admitted", broken)

@@ -36,7 +36,18 @@ from flwr_safedshb.client import SafeDSHBClient
 
 _NUMBERS = (0, -1, 1, 2**63, 2**70, 10**400, 0.0, -0.0, 0.5, 1.0, 1.5, -1e-9)
 _EDGES = (5e-324, 1e-310, 1 - 2**-53, 1e308, math.inf, -math.inf, math.nan)
-_NO_NUMBERS = (True, False, "0", "", b"0", None, [0], {}, 1j, np.float64(0.5))
+_NO_NUMBERS: tuple[object, ...] = (
+    True,
+    False,
+    "0",
+    "",
+    b"0",
+    None,
+    [0],
+    {},
+    1j,
+    np.float64(0.5),
+)
 _TEXTS = ("x" * 64, "x" * 65, "../../up", "\0", "a\nb", "'; drop table charges; --")
 ODD_VALUES: tuple[object, ...] = (*_NUMBERS, *_EDGES, *_NO_NUMBERS, *_TEXTS)
 

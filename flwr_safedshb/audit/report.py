@@ -37,13 +37,13 @@ class Row:
         What was measured, by the columns of the suite.
     broken : str
         The promise that does not hold, or empty.
-    suite : str
+    suite, task : str
     config : dict
         The settings that the suite uses, its seed among them.
     version : str
         A hash of the code that attacks and is attacked.
     seconds : float
-        Of all rows of this subject.
+        Of all rows of this task.
     """
 
     subject: str
@@ -52,6 +52,7 @@ class Row:
     figures: Mapping[str, float | str] = field(default_factory=dict)
     broken: str = ""
     suite: str = ""
+    task: str = ""
     config: Mapping[str, object] = field(default_factory=dict)
     version: str = ""
     seconds: float = 0.0
@@ -69,10 +70,9 @@ class Report:
         """Whether no promise was found broken."""
         return not any(row.broken for row in self.rows)
 
-    def find(self, suite: str, subject: str) -> list[Row]:
-        """Return the rows of a subject."""
-        key = suite, subject
-        return [row for row in self.rows if (row.suite, row.subject) == key]
+    def has(self, suite: str, task: str) -> bool:
+        """Whether a task of a suite is done."""
+        return any((row.suite, row.task) == (suite, task) for row in self.rows)
 
     def save(self, path: Path) -> None:
         """Write everything as JSON, and the rows as CSV beside it."""

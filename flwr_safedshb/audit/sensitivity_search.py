@@ -42,7 +42,7 @@ from flwr_safedshb.audit.candidate import (
 from flwr_safedshb.audit.exact_distance import distance_ratios
 from flwr_safedshb.audit.gradient_search import RoundingSlack, optimise_candidate
 from flwr_safedshb.audit.target_model import Batch, TargetModel
-from flwr_safedshb.privacy.bad_examples import reraise_stop, silence_log
+from flwr_safedshb.privacy.bad_examples import silence_log
 from flwr_safedshb.privacy.clipping.gradients import (
     ClippedGradients,
     Loss,
@@ -50,6 +50,7 @@ from flwr_safedshb.privacy.clipping.gradients import (
 )
 from flwr_safedshb.privacy.datasets import Example
 from flwr_safedshb.privacy.plan import Clipping
+from flwr_safedshb.stop_signal import reraise_stop
 
 CLIP_NORMS = (1.0, 0.1, 1000.0)
 # How many of the worst candidates are kept, to mutate.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,7 +91,7 @@ class ComposedModel(nn.Module):
 
     def __init__(
         self,
-        compute: Callable[[ComposedModel, torch.Tensor], torch.Tensor],
+        compute: Callable[[Any, torch.Tensor], torch.Tensor],
         **layers: nn.Module,
     ) -> None:
         super().__init__()
@@ -100,7 +101,8 @@ class ComposedModel(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the outputs, one row an example."""
-        return self.compute(self, inputs)
+        outputs: torch.Tensor = self.compute(self, inputs)
+        return outputs
 
 
 class Between(nn.Module):

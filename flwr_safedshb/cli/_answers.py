@@ -78,7 +78,7 @@ def answers(now: Forecast, count: int, held_out: int) -> list[Answers]:
 def _answers(
     now: Forecast, count: int, examples: int, noise: float, held_out: int
 ) -> Answers:
-    from flwr_safedshb.privacy.accounting.accountant import epsilon
+    from flwr_safedshb.privacy.accounting.accountant import compute_epsilon
 
     it = now.setting
     steps = now.plan
@@ -86,7 +86,7 @@ def _answers(
     if held_out:
         steps = replace(steps, part=f"trained:{_SPLIT}")
         second = replace(second, part=f"held-out:{_SPLIT}")
-    spent = epsilon([(steps, it.steps), (second, count)], it.delta)
+    spent = compute_epsilon([(steps, it.steps), (second, count)], it.delta)
     deviation = math.sqrt(2.0) * noise / examples
     opened = it.f > 0 and 3 * it.f >= it.n
     z = NormalDist().inv_cdf(1.0 - 0.05 / (2 * (it.n - it.f)))

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 
 from flwr_safedshb import theory
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from flwr_safedshb.privacy.samplers import known_samplers
-from flwr_safedshb.privacy.samplers.whole import Whole
+from flwr_safedshb.privacy.samplers import load_samplers
+from flwr_safedshb.privacy.samplers.standard import Whole
 
 Others = list[tuple[str, "Forecast"]]
 
@@ -200,8 +200,8 @@ def as_json(now: Forecast, others: Others) -> dict[str, object]:
 def by_sampling(now: Forecast) -> dict[str, float]:
     """Return epsilon at the same noise, for every sampler that takes these numbers."""
     it, found = now.setting, {}
-    for sampling in known_samplers():
-        if sampling == Whole.word != it.sampling:
+    for sampling in load_samplers():
+        if sampling == Whole.name != it.sampling:
             continue  # what fixed batches of that size are, too
         try:
             plan = replace(now.plan, sampling=sampling)

@@ -99,14 +99,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the ledger; 1 if it cannot be trusted."""
     from flwr_safedshb.privacy.ledger.database import LedgerError
-    from flwr_safedshb.privacy.ledger.snapshot import snapshot
+    from flwr_safedshb.privacy.ledger.snapshot import open_snapshot
 
     path = _found(arguments.ledger)
     try:
         if arguments.action == "show" and arguments.follow:
             _follow(path)
             return 0
-        with snapshot(path) as ledger:
+        with open_snapshot(path) as ledger:
             if arguments.action == "export":
                 _export(ledger.charges(), arguments.format, arguments.output)
             elif arguments.json:
@@ -122,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _follow(path: Path) -> None:
     """Show the ledger, and again whenever it has changed, until Ctrl-C."""
-    from flwr_safedshb.privacy.ledger.snapshot import snapshot
+    from flwr_safedshb.privacy.ledger.snapshot import open_snapshot
 
     seen: tuple[int, int] | None = None
     with suppress(KeyboardInterrupt):
@@ -131,7 +131,7 @@ def _follow(path: Path) -> None:
             about = path.stat() if path.exists() else None
             now = None if about is None else (about.st_mtime_ns, about.st_ino)
             if now is None or now != seen:
-                with snapshot(path) as ledger:
+                with open_snapshot(path) as ledger:
                     _show(path, _summary(ledger))
                 sys.stdout.flush()
                 seen = now
@@ -157,7 +157,7 @@ def _summary(ledger: Ledger) -> Summary:
     used: Counter[PrivacyPlan] = Counter()
     for charge in ledger.charges():
         by_run.setdefault(charge.run, []).append(charge)
-        used[charge.plan.in_unit(ledger.unit)] += charge.steps
+        used[charge.plan.convert_to_unit(ledger.unit)] += charge.steps
     runs = [
         Run(
             run,
@@ -170,7 +170,9 @@ def _summary(ledger: Ledger) -> Summary:
         for run, mine in by_run.items()
     ]
     committed = [
-        Committed(one.run, one.plan, one.steps, used[one.plan.in_unit(ledger.unit)])
+        Committed(
+            one.run, one.plan, one.steps, used[one.plan.convert_to_unit(ledger.unit)]
+        )
         for one in ledger.commitments()
     ]
     plans = [one.plan for one in (*ledger.charges(), *ledger.commitments())]

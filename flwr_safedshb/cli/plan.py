@@ -36,7 +36,7 @@ from flwr_safedshb.cli._forecast import (
     kappas,
     violations,
 )
-from flwr_safedshb.privacy.samplers import known_samplers
+from flwr_safedshb.privacy.samplers import load_samplers
 from flwr_safedshb.theory.resilience import MARGIN
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "-s", "--noise-multiplier", type=float, help="sigma_DP in units of 2C/b"
     )
     parser.add_argument(
-        "--sampling", choices=list(known_samplers()), default="fixed", help="(fixed)"
+        "--sampling", choices=list(load_samplers()), default="fixed", help="(fixed)"
     )
     parser.add_argument(
         "-G",

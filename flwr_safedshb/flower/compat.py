@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from importlib import import_module, metadata
-from traceback import walk_tb
 from types import CodeType, FrameType
 from typing import Any, TypeVar, cast
 
@@ -246,17 +245,6 @@ _CALLS_MODS: CodeType = make_ffn(_idle_app, [_idle_mod]).__code__
 
 
 # ---- clients of the older API -------------------------------------------------------
-
-
-def is_flower_exit(error: BaseException) -> bool:
-    """Return whether Flower ends this process, which it does where it is told to stop.
-
-    Its signal handlers raise a SystemExit, as anything else in the process might.
-    """
-    return isinstance(error, SystemExit) and any(
-        str(frame.f_globals.get("__name__")).startswith("flwr.supercore.exit")
-        for frame, _ in walk_tb(error.__traceback__)
-    )
 
 
 def unwrap_numpy_client(client: object) -> object:

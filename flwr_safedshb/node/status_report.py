@@ -47,9 +47,9 @@ class Report:
 
 def budget(path: Path) -> str:
     """Return what is spent and left of a ledger's budget, in words."""
-    from flwr_safedshb.privacy.ledger.snapshot import snapshot
+    from flwr_safedshb.privacy.ledger.snapshot import open_snapshot
 
-    with snapshot(path) as ledger:
+    with open_snapshot(path) as ledger:
         spent, limit = ledger.epsilon(), ledger.max_epsilon
         steps = sum(charge.steps for charge in ledger.charges())
         return (

@@ -3,62 +3,20 @@
 from __future__ import annotations
 
 import logging
-import signal
 import statistics
 import time
-import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dis import opmap
+
+from flwr_safedshb.stop_signal import reraise_stop
 
 _logger = logging.getLogger(__name__)
 _shown: ContextVar[bool] = ContextVar("shown", default=False)
 _silent: ContextVar[bool] = ContextVar("silent", default=False)
-# Signals by which an owner ends a process. A time limit that a dataset sets itself by
-# SIGALRM is none.
-_STOPS = [
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
-    if hasattr(signal, name)
-]
-_RAISE = {opmap[name] for name in ("RAISE_VARARGS", "RERAISE")}
 # Characters of an error's text.
 _LONG = 300
-
-
-def is_stop_signal(error: BaseException) -> bool:
-    """Return whether the owner ends the process: by Ctrl-C, or by another signal.
-
-    A `KeyboardInterrupt` that code raises by a statement is none.
-    """
-    found = map(signal.getsignal, _STOPS)
-    handlers = {getattr(handler, "__code__", None) for handler in found} - {None}
-    raised_in = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
-    if handlers & raised_in:
-        return True
-    return isinstance(error, KeyboardInterrupt) and not _is_stated(error)
-
-
-def _is_stated(error: BaseException) -> bool:
-    """Return whether an error comes from a `raise`, and not from the interpreter."""
-    last = error.__traceback__
-    if last is None:
-        return True
-    while last.tb_next is not None:
-        last = last.tb_next
-    return last.tb_frame.f_code.co_code[last.tb_lasti] in _RAISE
-
-
-def reraise_stop(error: BaseException) -> None:
-    """Raise an error again if it is how the node's owner stops the process.
-
-    Everything else that reading or using an example raises, such as `SystemExit` or the
-    panic of an extension module, makes that example unusable.
-    """
-    if is_stop_signal(error):
-        raise error
 
 
 def log_unusable(count: int, error: BaseException) -> None:

@@ -27,7 +27,6 @@ from flwr_safedshb.privacy.bad_examples import (
     TimePadding,
     ignore_warnings,
     log_unusable,
-    reraise_stop,
 )
 from flwr_safedshb.privacy.datasets import (
     UNREAL,
@@ -44,6 +43,7 @@ from flwr_safedshb.privacy.datasets import (
     to_tensors,
 )
 from flwr_safedshb.privacy.randomness.streams import separate_streams
+from flwr_safedshb.stop_signal import reraise_stop
 
 _logger = logging.getLogger(__name__)
 # How many items are read to find one that says what all look like.

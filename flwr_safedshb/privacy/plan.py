@@ -15,11 +15,11 @@ from functools import cached_property
 from numbers import Integral, Real
 from typing import Literal, get_args
 
-from flwr_safedshb.privacy.accounting import ranges as limits
+from flwr_safedshb.privacy.accounting import ranges
 from flwr_safedshb.privacy.samplers import Adjacency as Adjacency
-from flwr_safedshb.privacy.samplers import Sampler, sampler
+from flwr_safedshb.privacy.samplers import Sampler, get_sampler
 
-# The word of a sampler; `known_samplers` has them all.
+# The name of a sampler; `load_samplers` has them all.
 Sampling = str
 Clipping = Literal["per-example", "ghost"]
 # The part that is all examples; and what parts are called.
@@ -76,7 +76,7 @@ class PrivacyPlan:
     num_examples : int
         m, the examples this client holds; treated as public.
     sampling : str
-        The word of a sampler: "fixed" for b of m without replacement, fresh each step;
+        The name of a sampler: "fixed" for b of m without replacement, fresh each step;
         "poisson" for each example with probability b/m, independently.
     adjacency : {"replace-one", "add-remove"}
         The unit of privacy that epsilon is stated for.
@@ -98,10 +98,10 @@ class PrivacyPlan:
     part: str = ALL
 
     def __post_init__(self) -> None:
-        self._set("clip_norm", limits.CLIP_NORM.checked("clip_norm", self.clip_norm))
+        self._set("clip_norm", ranges.CLIP_NORM.check("clip_norm", self.clip_norm))
         noise = self.noise_multiplier
         if isinstance(noise, bool) or not isinstance(noise, Real) or noise != 0:
-            noise = limits.NOISE_MULTIPLIER.checked("noise_multiplier", noise)
+            noise = ranges.NOISE_MULTIPLIER.check("noise_multiplier", noise)
         # Zero has a sign, and two words for one plan would be two plans of a ledger.
         self._set("noise_multiplier", float(noise) + 0.0)
         for name in ("batch_size", "num_examples"):
@@ -135,14 +135,14 @@ class PrivacyPlan:
     @cached_property
     def sampler(self) -> Sampler:
         """How batches are drawn, and what a step of them gives away."""
-        return sampler(self.sampling)
+        return get_sampler(self.sampling)
 
     @cached_property
     def sampling_rate(self) -> float:
         """Q = b / m, the probability that a given example is in a batch."""
         return self.batch_size / self.num_examples
 
-    def in_unit(self, unit: Adjacency) -> PrivacyPlan:
+    def convert_to_unit(self, unit: Adjacency) -> PrivacyPlan:
         """Return a plan that costs the same, accounted in a unit of privacy.
 
         An adjacency only names the unit: the mechanism is the same. Neither the clip
@@ -159,13 +159,13 @@ class PrivacyPlan:
         """Epsilon of ``steps`` releases (T) at ``delta``; infinite without noise."""
         from flwr_safedshb.privacy.accounting import accountant
 
-        return accountant.epsilon([(self, steps)], delta)
+        return accountant.compute_epsilon([(self, steps)], delta)
 
     def statement(self, steps: int, delta: float) -> PrivacyStatement:
         """Epsilon of ``steps`` releases, with the mechanism it is true for."""
         from flwr_safedshb.privacy.accounting import accountant
 
-        return accountant.statement([(self, steps)], delta)
+        return accountant.state_epsilon([(self, steps)], delta)
 
     @classmethod
     def calibrate(
@@ -238,8 +238,8 @@ class PrivacyPlan:
 def _count(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ValueError(f"{name}={value!r} must be an integer")
-    if not 1 <= int(value) <= limits.MAX_EXAMPLES:
+    if not 1 <= int(value) <= ranges.MAX_EXAMPLES:
         raise ValueError(
-            f"{name}={limits.short(value)} must lie in [1, {limits.MAX_EXAMPLES}]"
+            f"{name}={ranges.shorten(value)} must lie in [1, {ranges.MAX_EXAMPLES}]"
         )
     return int(value)

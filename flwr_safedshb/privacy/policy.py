@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Self, get_args
 
-from flwr_safedshb.privacy.accounting import ranges as limits
+from flwr_safedshb.privacy.accounting import ranges
 from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan
-from flwr_safedshb.privacy.samplers import known_samplers
+from flwr_safedshb.privacy.samplers import load_samplers
 
 Value = bool | int | float | str
 
@@ -65,7 +65,7 @@ class NodePolicy:
         for name, sensible in _NUMBERS.items():
             value = getattr(self, name)
             if value is not None:
-                number = sensible.checked(_key(name), _number(value))
+                number = sensible.check(_key(name), _number(value))
                 object.__setattr__(self, name, number)
         for name, words in _WORDS.items():
             value = getattr(self, name)
@@ -164,23 +164,23 @@ class NodePolicy:
             raise _violation("require_secure_noise", "true", "noise from a seed")
         for name, number in (("max_epsilon", max_epsilon), ("delta", delta)):
             if number is not None:
-                _NUMBERS[name].checked(name, number)
+                _NUMBERS[name].check(name, number)
 
 
-_NUMBERS: Mapping[str, limits.Limits] = {
-    "max_epsilon": limits.EPSILON,
-    "delta": limits.DELTA,
-    "min_noise_multiplier": limits.NOISE_MULTIPLIER,
-    "max_clip_norm": limits.CLIP_NORM,
-    "max_sampling_rate": limits.SAMPLING_RATE,
+_NUMBERS: Mapping[str, ranges.NumberRange] = {
+    "max_epsilon": ranges.EPSILON,
+    "delta": ranges.DELTA,
+    "min_noise_multiplier": ranges.NOISE_MULTIPLIER,
+    "max_clip_norm": ranges.CLIP_NORM,
+    "max_sampling_rate": ranges.SAMPLING_RATE,
 }
 _WORDS: Mapping[str, set[str]] = {
-    "sampling": set(known_samplers()),
+    "sampling": set(load_samplers()),
     "adjacency": set(get_args(Adjacency)),
 }
 
 
-def rule_names() -> set[str]:
+def get_rule_names() -> set[str]:
     """Return the names that rules have in a node's config."""
     return {_key(field.name) for field in fields(NodePolicy)}
 

@@ -151,7 +151,7 @@ def _pad_batch(
     """Return examples for all places of a batch, and which were drawn, if not all."""
     # Seeded noise protects nobody, and need not pay for it.
     private = draw.randomness.private
-    places = draw.plan.sampler.places(draw.plan) if private else len(batch)
+    places = draw.plan.sampler.padded_size(draw.plan) if private else len(batch)
     count = -(-len(batch) // places) * places
     if count == len(batch):
         return batch, None

@@ -15,7 +15,6 @@ from typing import cast
 import torch
 from flwr.app import Context, Message, MessageType
 
-from flwr_safedshb.algorithm.errors import is_stop
 from flwr_safedshb.algorithm.step import Fitted, GradientRequest, advance
 from flwr_safedshb.algorithm.wire import Arrays, reply_with
 from flwr_safedshb.client import (
@@ -42,6 +41,7 @@ from flwr_safedshb.privacy.private_gradient import (
     private_vector,
 )
 from flwr_safedshb.simulation.in_process import InProcessGrid
+from flwr_safedshb.stop_signal import is_stop_signal
 
 
 class BatchedGrid(InProcessGrid):
@@ -176,7 +176,7 @@ def _gradients(group: list[GradientRequest]) -> list[Vector | BaseException]:
         with log_causes(not private):
             return [*private_vectors(client.gradients, draws, client.weight_decay)]
     except BaseException as error:
-        if is_stop(error):
+        if is_stop_signal(error):
             raise
         if len(group) == 1:
             return [error]

@@ -14,10 +14,10 @@ from matplotlib.figure import FigureBase
 
 from flwr_safedshb.aggregation import Filter
 from flwr_safedshb.aggregation.gram import gram, outermost_first
-from flwr_safedshb.aggregation.smea.budget import NODE, Budget
-from flwr_safedshb.aggregation.smea.incumbent import start
-from flwr_safedshb.aggregation.smea.root_cases import spectrum
-from flwr_safedshb.aggregation.smea.search import improve
+from flwr_safedshb.aggregation.smea.budget import NODE, WorkBudget
+from flwr_safedshb.aggregation.smea.incumbent import find_incumbent
+from flwr_safedshb.aggregation.smea.root_cases import decompose_scatter
+from flwr_safedshb.aggregation.smea.search import improve_incumbent
 from simulations.benchmarks.cells import warm_up
 from simulations.benchmarks.families import family
 from simulations.benchmarks.measure import in_turns
@@ -126,9 +126,10 @@ def nodes(n: int, f: int) -> int:
     """Return the nodes that the exact search visits, the first included."""
     vectors = family("isotropic", n, f, 69, 0)
     distances, _ = outermost_first(gram([[row] for row in vectors]), n - f)
-    budget = Budget(MAX_NODES * NODE)
-    best = start(distances, n - f, budget)
-    improve(best, spectrum(distances, budget), best.value, budget)
+    budget = WorkBudget(MAX_NODES * NODE)
+    best = find_incumbent(distances, n - f, budget)
+    spectrum = decompose_scatter(distances, budget)
+    improve_incumbent(best, spectrum, best.value, budget)
     return 1 + budget.nodes
 
 

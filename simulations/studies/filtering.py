@@ -72,7 +72,7 @@ def histories() -> dict[str, list[Block]]:
 def costs_of(history: str, runs: Sequence[Block]) -> Costs:
     """Return the least budgets for a history of runs."""
     charges = [entry for run in runs for entry in run]
-    composed = accountant.epsilon(charges, DELTA, UNIT)
+    composed = accountant.compute_epsilon(charges, DELTA, UNIT)
     plan, _ = runs[0][0]
     return Costs(
         history,

@@ -18,8 +18,8 @@ from flwr_safedshb.aggregation.smea.example import (
     KNOWN,
     POINTS,
     F,
-    settle,
-    threshold,
+    derive_conclusions,
+    improvement_threshold,
     top_eigenvalue,
 )
 from simulations.command import Parser, complaining, prepare_picture
@@ -31,8 +31,8 @@ _IN, _OUT, _OPEN, _ANCHOR = "#009e73", "#d55e00", "#9aa5ad", "#0072b2"
 
 def picture() -> Figure:
     """Draw a panel for the set that is known, and one for each conclusion."""
-    t = threshold(KNOWN)
-    found = {one.prune: one for one in settle(POINTS, F, ANCHOR, t)}
+    t = improvement_threshold(KNOWN)
+    found = {one.prune: one for one in derive_conclusions(POINTS, F, ANCHOR, t)}
     figure = Figure(figsize=(14, 4.4), layout="constrained")
     axes = figure.subplots(1, 4)
     _show(axes[0], f"1. Five are known: t = {t:.1f}", inside=KNOWN)

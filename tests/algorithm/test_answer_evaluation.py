@@ -19,7 +19,7 @@ from flwr_safedshb.algorithm.evaluation_names import MAX_LOSS, PER_CLASS, PRIVAT
 from flwr_safedshb.algorithm.held_out import divided
 from flwr_safedshb.algorithm.wire import RUN_EVALUATIONS, RUN_STEPS
 from flwr_safedshb.client import SafeDSHBClient, client_app
-from flwr_safedshb.privacy.accounting.accountant import epsilon
+from flwr_safedshb.privacy.accounting.accountant import compute_epsilon
 from flwr_safedshb.privacy.accounting.renyi_filter import RenyiFilter
 from flwr_safedshb.privacy.datasets import ArrayExamples
 from flwr_safedshb.privacy.plan import PrivacyPlan
@@ -105,7 +105,7 @@ def test_every_answer_is_charged_and_composed_with_training(tmp_path: Path) -> N
     plans = [(c.plan.sampling, c.plan.num_examples) for c in ledger(tmp_path).charges()]
     assert plans == [("whole", M)] * 3 + [("fixed", M)]
     second = PrivateEvaluation(5.0).plan(M)
-    together = epsilon([(client.plan, 1), (second, 3)], 1e-5)
+    together = compute_epsilon([(client.plan, 1), (second, 3)], 1e-5)
     assert ledger(tmp_path).epsilon() == together > client.plan.epsilon(1, 1e-5)
 
 

@@ -39,7 +39,7 @@ def test_a_run_that_says_its_length_pays_its_privacy_loss(tmp_path: Path) -> Non
     committed = [(c.plan, c.steps) for c in ledger(tmp_path).commitments()]
     assert committed == [(PLAN, 5), (evaluation.plan(20), 2)]
     assert len(ledger(tmp_path).charges()) == 3
-    assert ledger(tmp_path).epsilon() == accountant.epsilon(committed, 1e-5)
+    assert ledger(tmp_path).epsilon() == accountant.compute_epsilon(committed, 1e-5)
 
 
 def test_a_run_states_what_it_was_committed_to(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from flwr_safedshb import cli
 from flwr_safedshb.algorithm.budget import LEDGER_NAME
 from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
-from flwr_safedshb.privacy.ledger.snapshot import snapshot
+from flwr_safedshb.privacy.ledger.snapshot import open_snapshot
 from flwr_safedshb.privacy.plan import PrivacyPlan
 
 ONE = PrivacyPlan(1.0, 1.0, 4, 200)
@@ -155,7 +155,7 @@ def test_a_snapshot_while_another_is_charging(path: Path) -> None:
     writer = sqlite3.connect(path, isolation_level=None)
     writer.execute("BEGIN IMMEDIATE")
     writer.execute("UPDATE ledger SET count = 99")
-    with snapshot(path) as ledger:
+    with open_snapshot(path) as ledger:
         assert len(ledger.charges()) == 3
     writer.execute("ROLLBACK")
     writer.close()
@@ -180,11 +180,11 @@ def test_what_a_dead_writer_left_is_undone_in_the_copy_alone(
     writer.execute("ROLLBACK")
     writer.close()
     before = state(dead)
-    with snapshot(dead / path.name) as ledger:
+    with open_snapshot(dead / path.name) as ledger:
         assert len(ledger.charges()) == 3
     assert state(dead) == before
     (dead / journal.name).unlink()
-    with pytest.raises(LedgerError), snapshot(dead / path.name):
+    with pytest.raises(LedgerError), open_snapshot(dead / path.name):
         pass
 
 

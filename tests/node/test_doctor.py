@@ -23,7 +23,7 @@ from flwr_safedshb.node.doctor.link import (
     check_skew,
 )
 from flwr_safedshb.privacy.ledger.ledger import Ledger
-from flwr_safedshb.privacy.ledger.snapshot import snapshot
+from flwr_safedshb.privacy.ledger.snapshot import open_snapshot
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from simulations.loopback import Credentials
 from tests.guard import HANGS
@@ -237,7 +237,7 @@ def test_what_is_left_in_the_ledger(
     assert code == 0
     assert f"epsilon = {spent:.4g} of 50 is spent" in checks["ledger"].finding
     left = int(checks["budget"].finding.split()[0])
-    with snapshot(path) as ledger:
+    with open_snapshot(path) as ledger:
         assert left == ledger.steps_left(PLAN) > 0
     assert failed(examined(node, capsys, "--steps", str(left))) == {}
     wrong = failed(examined(node, capsys, "--steps", str(left + 1)))

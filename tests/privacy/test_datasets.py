@@ -215,6 +215,20 @@ def test_ctrl_c_stops_a_node_while_it_reads() -> None:
         signal.signal(signal.SIGINT, before)
 
 
+def test_flowers_own_exit_stops_a_node_while_it_reads() -> None:
+    """Its handler puts the earlier handlers back before it raises."""
+    code = compile("def leave(): raise SystemExit(0)", "exit_handler.py", "exec")
+    flower: dict[str, Any] = {"__name__": "flwr.own"}
+    exec(code, flower)
+
+    class Left(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            flower["leave"]()
+
+    with pytest.raises(SystemExit):
+        make_examples(Left(PAIRS), like=LIKE).one(0)
+
+
 def test_a_time_limit_of_the_datasets_own_stops_nobody() -> None:
     class Slow(list[Any]):
         def __getitem__(self, index: Any) -> Any:

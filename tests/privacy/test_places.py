@@ -51,7 +51,7 @@ def test_a_poisson_batch_has_as_many_places_for_any_draw(
         float(private_gradient(gradients, dataset, plan, source, like=like)[0][0, 0])
         for _ in range(200)
     ]
-    places = plan.sampler.places(plan)
+    places = plan.sampler.padded_size(plan)
     assert {len(usable) for usable in seen} == {places}
     drawn = [int(usable.sum()) for usable in seen]
     # Every example that was drawn counts, and batches without one are answered too.
@@ -65,7 +65,7 @@ def test_a_poisson_batch_has_as_many_places_for_any_draw(
 @pytest.mark.parametrize(("batch", "examples"), [(1, 1), (5, 40), (25, 2763), (9, 9)])
 def test_there_are_places_enough(word: str, batch: int, examples: int) -> None:
     plan = PrivacyPlan(1.0, 1.0, batch, examples, sampling=word)
-    places = plan.sampler.places(plan)
+    places = plan.sampler.padded_size(plan)
     assert batch <= places <= examples
     if word == "poisson":
         rare = stats.binom.sf(places, examples, batch / examples)

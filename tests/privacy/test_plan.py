@@ -129,7 +129,7 @@ def test_statement_names_sampler_adjacency_and_accountant() -> None:
     ("module", "absent"),
     [
         ("plan", ("torch", "opacus", "flwr", "dp_accounting", "scipy")),
-        ("accounting.comparisons", ("torch", "opacus", "flwr")),
+        ("accounting.baselines", ("torch", "opacus", "flwr")),
     ],
 )
 def test_import_stays_light(module: str, absent: tuple[str, ...]) -> None:

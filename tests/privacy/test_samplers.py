@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from flwr_safedshb.audit.odd_plans import least_epsilon
+from flwr_safedshb.audit.ledger_requests import least_epsilon
 from flwr_safedshb.privacy.accounting.baselines import rdp
 from flwr_safedshb.privacy.plan import PrivacyPlan, Sampling
 from flwr_safedshb.privacy.randomness.noise import (
@@ -16,7 +16,7 @@ from flwr_safedshb.privacy.randomness.noise import (
     SecureRandomness,
     SeededRandomness,
 )
-from flwr_safedshb.privacy.samplers import known_samplers
+from flwr_safedshb.privacy.samplers import load_samplers
 
 Draw = Callable[[], tuple[int, ...]]
 STEPS = 12_000
@@ -148,26 +148,26 @@ def test_impossible_batches_are_refused(m: int, b: int, sampling: Sampling) -> N
 # What every sampler has to keep to, also one that was added as CONTRIBUTING says
 
 
-@pytest.mark.parametrize("word", known_samplers())
-def test_all_samplers_draw_distinct_examples(word: str) -> None:
+@pytest.mark.parametrize("name", load_samplers())
+def test_all_samplers_draw_distinct_examples(name: str) -> None:
     source = SeededRandomness(5)
     for m, b in ((1, 1), (7, 1), (7, 7), (11, 4)):
-        if word == "whole" and b < m:
+        if name == "whole" and b < m:
             continue
         for _ in range(50):
-            batch = drawn(plan(m, b, word), source)
+            batch = drawn(plan(m, b, name), source)
             assert batch.dtype == np.int64
             assert len(set(batch.tolist())) == len(batch)
             assert all(0 <= i < m for i in batch)
 
 
-@pytest.mark.parametrize("word", known_samplers())
-def test_all_samplers_cost_what_they_should(word: str) -> None:
-    for adjacency in known_samplers()[word].adjacencies:
-        m = 10 if word == "whole" else 100
-        mine = PrivacyPlan(1.0, 2.0, 10, m, word, adjacency)
-        for profile in mine.sampler.profiles(mine):
-            for pair in (profile.above, profile.below):
+@pytest.mark.parametrize("name", load_samplers())
+def test_all_samplers_cost_what_they_should(name: str) -> None:
+    for adjacency in load_samplers()[name].adjacencies:
+        m = 10 if name == "whole" else 100
+        mine = PrivacyPlan(1.0, 2.0, 10, m, name, adjacency)
+        for bound in mine.sampler.dominating_pairs(mine):
+            for pair in (bound.above, bound.below):
                 for mixture in (pair.top, pair.bottom):
                     assert sum(weight for weight, _ in mixture) == pytest.approx(1.0)
         spent = mine.epsilon(50, 1e-6)
@@ -180,7 +180,7 @@ def test_all_samplers_cost_what_they_should(word: str) -> None:
         assert PrivacyPlan.from_json(mine.to_json()) == mine
 
 
-def test_a_word_that_no_sampler_has_is_refused_with_those_that_are() -> None:
-    words = ", ".join(map(repr, known_samplers()))
+def test_an_unknown_sampler_is_refused_with_the_names_that_there_are() -> None:
+    words = ", ".join(map(repr, load_samplers()))
     with pytest.raises(ValueError, match=f"'shuffled' is unknown; use one of {words}$"):
         plan(4, 2, "shuffled")

@@ -21,7 +21,7 @@ from flwr_safedshb.client import SafeDSHBClient, client_app
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.plan import PrivacyPlan, Sampling
 from flwr_safedshb.privacy.randomness.noise import Randomness, SeededRandomness
-from flwr_safedshb.privacy.samplers.fixed import Fixed
+from flwr_safedshb.privacy.samplers.standard import Fixed
 from flwr_safedshb.simulation.adversarial import AdversarialGrid
 from flwr_safedshb.simulation.batched import BatchedGrid
 from flwr_safedshb.simulation.in_process import InProcessGrid

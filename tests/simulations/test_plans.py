@@ -7,7 +7,7 @@ import pytest
 
 from flwr_safedshb.algorithm.norm_bound import NormBound
 from flwr_safedshb.attacks import Zero
-from flwr_safedshb.privacy.accounting.accountant import epsilon
+from flwr_safedshb.privacy.accounting.accountant import compute_epsilon
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from simulations.config import composed
 from simulations.engines import run
@@ -90,7 +90,7 @@ def test_answers_about_models_are_within_the_target(held_out: float) -> None:
         assert (steps, answers) == (400, 40)
         assert plans.evaluation is not None
         assert plans.evaluation.held_out == held_out * size
-        apart = [epsilon([charge], 1e-4) for charge in plans.charges]
+        apart = [compute_epsilon([charge], 1e-4) for charge in plans.charges]
         # Held-out examples: each part has all of it; otherwise they share.
         assert (min(apart) > 1.9) == (held_out > 0)
         assert second.num_examples == (plans.evaluation.held_out or size)

@@ -46,8 +46,8 @@ def test_the_page_gets_the_walk_and_keeps_the_rest() -> None:
 
 def test_rooms_and_their_edges_come_from_the_imports(tmp_path: Path) -> None:
     edges = walk.room_edges()
-    assert edges["exchange"] == {"flower"}
-    assert "client" not in edges["server"]
-    assert "server" not in edges["client"]
+    assert edges["attacks"] == {"aggregation"}
+    assert "client" not in edges["strategy"]
+    assert "strategy" not in edges["client"]
     walk.draw(tmp_path / "rooms.png")
     assert (tmp_path / "rooms.png").read_bytes().startswith(b"\x89PNG")

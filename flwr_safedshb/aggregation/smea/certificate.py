@@ -12,10 +12,10 @@ scatter_S is at least <W, scatter_S>, the spread of S in the metric of W,
     (1/2m) sum_{i,j in S} (x_i - x_j)^T W (x_i - x_j),
 
 and that is at least what is left when every i may choose its own m nearest instead of
-S, and the m cheapest i are taken (`spread`). The best W is the answer of a game: one
-side picks the subset with the smallest spread in the metric, the other moves the metric
-to where the subsets so far had much (multiplicative weights on matrices; Arora and
-Kale, 2007). Every W on the way gives a valid bound, the largest is kept.
+S, and the m cheapest i are taken (`trace_bound`). The best W is the answer of a game:
+one side picks the subset with the smallest spread in the metric, the other moves the
+metric to where the subsets so far had much (multiplicative weights on matrices; Arora
+and Kale, 2007). Every W on the way gives a valid bound; the largest is kept.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation.gram import Subset, nearest_sums, squared_distances
 from flwr_safedshb.aggregation.rule import FloatArray
-from flwr_safedshb.aggregation.smea.budget import Budget, passes
+from flwr_safedshb.aggregation.smea.budget import WorkBudget
 from flwr_safedshb.aggregation.smea.root_cases import Spectrum
 
 # The game is played in so many of the vectors' principal directions, for so many
@@ -37,22 +37,27 @@ ROUND = 128
 ROUND_OFF = 16 * float(np.finfo(float).eps)
 
 
-def quick_bound(whole: Spectrum, distances: FloatArray, m: int) -> float:
+def quick_bound(spectrum: Spectrum, distances: FloatArray, m: int) -> float:
     """Return a lower bound from the spectrum of all vectors and from distances."""
     # The trace is spread over at most m - 1 eigenvalues.
-    trace = spread(distances, m)[0] / max(1, m - 1)
-    interlaced = float(whole.values[m - 1]) - whole.noise
-    return max(0.0, interlaced, trace, window(coordinates(whole), m) - whole.noise)
+    trace = trace_bound(distances, m)[0] / max(1, m - 1)
+    interlaced = float(spectrum.values[m - 1]) - spectrum.noise
+    return max(
+        0.0,
+        interlaced,
+        trace,
+        window_bound(principal_coordinates(spectrum), m) - spectrum.noise,
+    )
 
 
-def coordinates(whole: Spectrum) -> FloatArray:
+def principal_coordinates(spectrum: Spectrum) -> FloatArray:
     """Return the vectors, (n, k), in their first principal directions."""
-    kept = np.flatnonzero(whole.values > whole.noise)[::-1][:DIRECTIONS]
-    along: FloatArray = whole.vectors[:, kept] * np.sqrt(whole.values[kept])
+    kept = np.flatnonzero(spectrum.values > spectrum.noise)[::-1][:DIRECTIONS]
+    along: FloatArray = spectrum.vectors[:, kept] * np.sqrt(spectrum.values[kept])
     return along
 
 
-def window(points: FloatArray, m: int) -> float:
+def window_bound(points: FloatArray, m: int) -> float:
     """Return the largest bound that a single coordinate of the points, (n, k), gives.
 
     On a line, the m points of the smallest scatter are neighbours.
@@ -71,19 +76,19 @@ def window(points: FloatArray, m: int) -> float:
     return float((scatters.min(axis=0) - noise).max())
 
 
-def game_bound(whole: Spectrum, subset: Subset, budget: Budget) -> float:
+def game_bound(spectrum: Spectrum, subset: Subset, budget: WorkBudget) -> float:
     """Return the largest bound that the metrics of the game give.
 
     Parameters
     ----------
-    whole : Spectrum
+    spectrum : Spectrum
         Of all vectors.
     subset : (m,) index array
         Where the game begins; the bound holds for any.
-    budget : Budget
+    budget : WorkBudget
         What the game costs is noted.
     """
-    points = coordinates(whole)
+    points = principal_coordinates(spectrum)
     if not points.shape[1]:
         return 0.0
     n, m = len(points), len(subset)
@@ -93,20 +98,20 @@ def game_bound(whole: Spectrum, subset: Subset, budget: Budget) -> float:
     largest = 0.0
     for turn in range(ROUNDS if scale > 0.0 else 0):
         rate = RATE / (scale * np.sqrt(turn + 1.0))
-        seen = points @ _metric(rate * total)
+        seen = points @ _metric_root(rate * total)
         apart = squared_distances(seen @ seen.T)
-        bound, chosen = spread(apart, m)
+        bound, chosen = trace_bound(apart, m)
         noise = ROUND_OFF * n * m * float(np.square(seen).sum(axis=1).max())
         largest = max(largest, bound - noise)
         # Where that spread is: (1/2m) of the sum over chosen pairs, as a Laplacian.
         pairs = 0.5 * (chosen + chosen.T)
         total += (points.T * pairs.sum(axis=1)) @ points / m
         total -= points.T @ (pairs @ points) / m
-        budget.spend(passes(ROUND, n))
-    return largest - whole.noise
+        budget.spend_passes(ROUND, n)
+    return largest - spectrum.noise
 
 
-def spread(distances: FloatArray, m: int) -> tuple[float, FloatArray]:
+def trace_bound(distances: FloatArray, m: int) -> tuple[float, FloatArray]:
     """Return a lower bound on the trace of the scatter of every m vectors.
 
     The trace is half of the mean squared distance times m; here every vector has its
@@ -126,8 +131,8 @@ def spread(distances: FloatArray, m: int) -> tuple[float, FloatArray]:
     return float(sums[cheapest].sum()) / (2 * m), chosen
 
 
-def within_reach(distances: FloatArray, m: int, value: float) -> NDArray[np.bool_]:
-    """Say which vectors, (n,), a set of m with a top eigenvalue below `value` may have.
+def find_reachable(distances: FloatArray, m: int, value: float) -> NDArray[np.bool_]:
+    """Return which vectors may be in a set of m below `value`, (n,) boolean.
 
     Let x be one of S, and l the top eigenvalue. About the mean, the scatter along x is
     at least m/(m-1) |x - mean|^2 <= l, and the trace is at most (m-1) l; so the squared
@@ -139,7 +144,7 @@ def within_reach(distances: FloatArray, m: int, value: float) -> NDArray[np.bool
     return inside
 
 
-def _metric(exponent: FloatArray) -> FloatArray:
+def _metric_root(exponent: FloatArray) -> FloatArray:
     """Return a root R of W = R R^T = exp(exponent) / trace."""
     values, vectors = np.linalg.eigh(exponent)
     weights = np.exp(values - values[-1])

@@ -1,9 +1,9 @@
 """A worked example of SMEA's search: seven points in the plane, two may be hostile.
 
 SMEA averages the five points whose scatter has the smallest top eigenvalue. Say that
-some five are known, with the value t. Is there a set with a smaller value? `settle`
-answers for the sets that hold one point, the anchor, the way `kernel` does; here every
-conclusion is a sentence, for reading:
+some five are known, with the value t. Is there a set with a smaller value?
+`derive_conclusions` answers for the sets that hold one point, the anchor, the way
+`branch_and_bound` does; here every conclusion is a sentence, for reading:
 
   python -m flwr_safedshb.aggregation.smea.example
 """
@@ -26,14 +26,14 @@ KNOWN: tuple[int, ...] = (0, 1, 2, 3, 4)
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What one prune says.
+    """The conclusion of one prune.
 
     Attributes
     ----------
     prune : str
         ``far``, ``pairs``, ``inertia``, ``found`` or ``nothing``.
-    words : str
-        The same with its figures.
+    text : str
+        A sentence with its figures.
     out, in_ : tuple of int
         Points that are now known to be outside or inside every better set.
     pairs : tuple of pairs of int
@@ -41,7 +41,7 @@ class Conclusion:
     """
 
     prune: str
-    words: str
+    text: str
     out: tuple[int, ...] = ()
     in_: tuple[int, ...] = ()
     pairs: tuple[tuple[int, int], ...] = ()
@@ -53,13 +53,13 @@ def top_eigenvalue(points: FloatArray) -> float:
     return float(np.linalg.eigvalsh(centred.T @ centred)[-1])
 
 
-def threshold(known: tuple[int, ...]) -> float:
-    """Return what a better set must be below: a tie is no improvement."""
+def improvement_threshold(known: tuple[int, ...]) -> float:
+    """Return the value that a better set must be below: a tie is no improvement."""
     return (1.0 - RESOLUTION) * top_eigenvalue(POINTS[list(known)])
 
 
 def decision_matrix(points: FloatArray, anchor: int, t: float) -> FloatArray:
-    """Return M = (I + 1 1^T) - G/t, (n, n), about the anchor; see `kernel`.
+    """Return M = (I + 1 1^T) - G/t, (n, n), about the anchor; see `branch_and_bound`.
 
     A set with the anchor has a top eigenvalue below t exactly if M, restricted to its
     other points, is positive definite.
@@ -69,7 +69,7 @@ def decision_matrix(points: FloatArray, anchor: int, t: float) -> FloatArray:
     return matrix
 
 
-def settle(
+def derive_conclusions(
     points: FloatArray, f: int, anchor: int, t: float, excluded: Iterable[int] = ()
 ) -> Iterator[Conclusion]:
     """Yield what is known of sets of n - f points with the anchor, and below t.
@@ -94,11 +94,11 @@ def settle(
     if far:
         left = [i for i in left if i not in far]
         slack -= len(far)
-        words = (
-            f"{_names(far)}: farther from {anchor} than sqrt(2t) = "
+        text = (
+            f"{_join(far)}: farther from {anchor} than sqrt(2t) = "
             f"{np.sqrt(2 * t):.2f}, so M_jj <= 0"
         )
-        yield Conclusion("far", words, out=far)
+        yield Conclusion("far", text, out=far)
     if slack < 0:
         yield Conclusion("nothing", "fewer points are left than a set needs")
         return
@@ -109,8 +109,8 @@ def settle(
         if j < k and matrix[j, k] ** 2 >= matrix[j, j] * matrix[k, k]
     )
     if pairs:
-        words = f"{_names(pairs)}: of each pair one at most, as its 2 x 2 minor is <= 0"
-        yield Conclusion("pairs", words, pairs=pairs)
+        text = f"{_join(pairs)}: of each pair one at most, as its 2 x 2 minor is <= 0"
+        yield Conclusion("pairs", text, pairs=pairs)
     block = matrix[np.ix_(left, left)]
     negative = int((np.linalg.eigvalsh(block) < 0.0).sum())
     counted = f"negative eigenvalues of M: {negative}; points that must go: {slack}"
@@ -122,19 +122,19 @@ def settle(
     elif negative == slack:
         diagonal = np.diag(np.linalg.inv(block))
         stays = tuple(i for i, v in zip(left, diagonal, strict=True) if v >= 0.0)
-        words = f"{counted}; V_jj >= 0 where j takes none away: {_names(stays)} stay"
-        yield Conclusion("inertia", words, in_=stays)
+        text = f"{counted}; V_jj >= 0 where j takes none away: {_join(stays)} stay"
+        yield Conclusion("inertia", text, in_=stays)
         if len(stays) > len(left) - slack:
             yield Conclusion("nothing", "more must stay than a set holds")
         elif slack == 1:
             goes = left[int(np.argmin(diagonal))]
             found = tuple(sorted({anchor, *left} - {goes}))
             value = top_eigenvalue(points[list(found)])
-            words = f"without {goes}: {_names(found)}, with {value:.2f} < t = {t:.2f}"
-            yield Conclusion("found", words, out=(goes,), in_=found)
+            text = f"without {goes}: {_join(found)}, with {value:.2f} < t = {t:.2f}"
+            yield Conclusion("found", text, out=(goes,), in_=found)
 
 
-def _names(points: Iterable[object]) -> str:
+def _join(points: Iterable[object]) -> str:
     return ", ".join(str(point).strip("()").replace(", ", "-") for point in points)
 
 
@@ -142,14 +142,14 @@ def main() -> None:
     """Print the example: an improvement, and the proof that there is no other."""
     known = KNOWN
     while True:
-        t = threshold(known)
-        print(f"{_names(known)} has the value t = {t:.2f}. Is there a better set?")
+        t = improvement_threshold(known)
+        print(f"{_join(known)} has the value t = {t:.2f}. Is there a better set?")
         better = None
         # A set of n - f points has one of any f + 1: the first of them that it has.
         for anchor in range(F + 1):
-            print(f"  with {anchor}; without {_names(range(anchor)) or 'none'}")
-            for one in settle(POINTS, F, anchor, t, range(anchor)):
-                print(f"    {one.prune}: {one.words}")
+            print(f"  with {anchor}; without {_join(range(anchor)) or 'none'}")
+            for one in derive_conclusions(POINTS, F, anchor, t, range(anchor)):
+                print(f"    {one.prune}: {one.text}")
                 if one.prune == "found":
                     better = one.in_
             if better is not None:
@@ -158,7 +158,7 @@ def main() -> None:
             break
         known = better
     mean = POINTS[list(known)].mean(axis=0)
-    print(f"There is none: SMEA answers {mean}, the mean of {_names(known)}.")
+    print(f"There is none: SMEA answers {mean}, the mean of {_join(known)}.")
 
 
 if __name__ == "__main__":

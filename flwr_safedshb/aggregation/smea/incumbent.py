@@ -12,7 +12,7 @@ from flwr_safedshb.aggregation.gram import (
     scatter_lambda,
 )
 from flwr_safedshb.aggregation.rule import FloatArray
-from flwr_safedshb.aggregation.smea.budget import DECOMPOSITION, Budget, passes
+from flwr_safedshb.aggregation.smea.budget import DECOMPOSITION, WorkBudget
 
 # Products with the scatter that its top direction is taken from; the next one starts
 # from it.
@@ -27,54 +27,58 @@ SIDE = 64
 
 
 @dataclass
-class Best:
+class Incumbent:
     """The best subset so far and the top eigenvalue of its scatter."""
 
     distances: FloatArray = field(repr=False)
     subset: Subset
     value: float
 
-    def offer(self, superset: Subset, target: float, budget: Budget) -> bool:
-        """Take the best of a set that claims to be below `target`; say if it is."""
-        subset = shrink(self.distances, superset, len(self.subset), budget)
+    def try_superset(self, superset: Subset, target: float, budget: WorkBudget) -> bool:
+        """Replace the subset by the best of `superset` if that is below `target`."""
+        subset = drop_outliers(self.distances, superset, len(self.subset), budget)
         value = scatter_lambda(self.distances, subset)
-        budget.spend(passes(DECOMPOSITION // 2, len(subset)))
+        budget.spend_passes(DECOMPOSITION // 2, len(subset))
         if not value < target:
             return False
-        self.subset, self.value = descend(self.distances, subset, value, budget)
+        self.subset, self.value = exchange_vectors(
+            self.distances, subset, value, budget
+        )
         return True
 
 
-def start(distances: FloatArray, m: int, budget: Budget) -> Best:
+def find_incumbent(distances: FloatArray, m: int, budget: WorkBudget) -> Incumbent:
     """Return the better of two subsets, improved while the budget allows.
 
-    One is what `shrink` leaves of all vectors, the other the m vectors about the one
-    that has them nearest: of zero scatter, if there are m equal vectors.
+    One is what `drop_outliers` leaves, the other the m vectors about the one that has
+    them nearest: of zero scatter, if there are m equal vectors.
     """
     nearest = int(np.argmin(nearest_sums(distances, m)))
     ball = np.argsort(distances[nearest], kind="stable")[:m]
-    left = shrink(distances, np.arange(len(distances)), m, budget)
+    left = drop_outliers(distances, np.arange(len(distances)), m, budget)
     values = [scatter_lambda(distances, subset) for subset in (left, ball)]
-    budget.spend(passes(DECOMPOSITION, m))
+    budget.spend_passes(DECOMPOSITION, m)
     value, subset = min(zip(values, (0, 1), strict=True))
     chosen = (left, ball)[subset]
-    return Best(distances, *descend(distances, chosen, value, budget))
+    return Incumbent(distances, *exchange_vectors(distances, chosen, value, budget))
 
 
-def shrink(distances: FloatArray, subset: Subset, m: int, budget: Budget) -> Subset:
+def drop_outliers(
+    distances: FloatArray, subset: Subset, m: int, budget: WorkBudget
+) -> Subset:
     """Drop the vector that sticks out most along the top direction until m are left."""
     block = distances[np.ix_(subset, subset)]
     kept = np.ones(len(subset), dtype=bool)
     along = np.cos(1.0 + np.arange(len(subset)))
     for _ in range(len(subset) - m):
         along = _top_direction(block, kept, along)
-        budget.spend(passes(PRODUCTS, len(subset)))
+        budget.spend_passes(PRODUCTS, len(subset))
         kept[np.argmax(np.where(kept, np.abs(along), -1.0))] = False
     return subset[kept]
 
 
 def _top_direction(
-    block: FloatArray, kept: NDArray[np.bool_], begin: FloatArray
+    block: FloatArray, kept: NDArray[np.bool_], start: FloatArray
 ) -> FloatArray:
     """Return where vectors lie along the top direction of those kept, about.
 
@@ -85,20 +89,20 @@ def _top_direction(
     block : (c, c) array
         Squared distances.
     kept : (c,) boolean array
-    begin : (c,) array
+    start : (c,) array
     """
-    if len(begin) <= DENSE:
+    if len(start) <= DENSE:
         scatter = scatter_gram(block[np.ix_(kept, kept)])
-        exact = np.zeros(len(begin))
+        exact = np.zeros(len(start))
         exact[kept] = np.linalg.eigh(scatter)[1][:, -1]
         return exact
 
-    def centred(values: FloatArray) -> FloatArray:
+    def centre(values: FloatArray) -> FloatArray:
         return np.where(kept, values - values[kept].mean(), 0.0)
 
-    basis = np.empty((0, len(begin)))
-    images = np.empty((0, len(begin)))
-    vector = centred(begin)
+    basis = np.empty((0, len(start)))
+    images = np.empty((0, len(start)))
+    vector = centre(start)
     for _ in range(PRODUCTS):
         scale = np.abs(vector).max()
         if scale == 0.0:
@@ -110,18 +114,18 @@ def _top_direction(
         if not np.linalg.norm(vector) > 1e-10 * size:
             break
         vector = vector / np.linalg.norm(vector)
-        image = centred(-0.5 * (block @ vector))
+        image = centre(-0.5 * (block @ vector))
         basis, images = np.vstack((basis, vector)), np.vstack((images, image))
         vector = image
     if not len(basis):
-        return begin  # what is left has no spread
+        return start  # what is left has no spread
     small = basis @ images.T
     top: FloatArray = np.linalg.eigh(small + small.T)[1][:, -1] @ basis
     return top
 
 
-def descend(
-    distances: FloatArray, subset: Subset, smallest: float, budget: Budget
+def exchange_vectors(
+    distances: FloatArray, subset: Subset, smallest: float, budget: WorkBudget
 ) -> tuple[Subset, float]:
     """Exchange one vector at a time while that lowers the top eigenvalue.
 
@@ -131,19 +135,21 @@ def descend(
         Sorted, and the largest eigenvalue of its scatter.
     """
     improved = smallest > 0.0
-    while improved and budget.left():
+    while improved and budget.remaining_work():
         improved = False
-        budget.spend(passes(DECOMPOSITION, len(subset)))
-        for candidate in _exchanges(distances, subset, smallest):
+        budget.spend_passes(DECOMPOSITION, len(subset))
+        for candidate in _rank_exchanges(distances, subset, smallest):
             value = scatter_lambda(distances, candidate)
-            budget.spend(passes(DECOMPOSITION // 2, len(subset)))
+            budget.spend_passes(DECOMPOSITION // 2, len(subset))
             if value < smallest:
                 subset, smallest, improved = candidate, value, True
                 break
     return np.sort(subset), smallest
 
 
-def _exchanges(distances: FloatArray, subset: Subset, smallest: float) -> list[Subset]:
+def _rank_exchanges(
+    distances: FloatArray, subset: Subset, smallest: float
+) -> list[Subset]:
     """Return the exchanges that may lower the top eigenvalue, the best first.
 
     The scatter of the exchanged set, compressed to the top eigenvectors of the present
@@ -165,8 +171,8 @@ def _exchanges(distances: FloatArray, subset: Subset, smallest: float) -> list[S
     inner = -0.5 * (outer - outer.mean(axis=1, keepdims=True) - block.mean(axis=0))
     joined = inner @ vectors / np.sqrt(values)
     # The members farthest out along them may leave, the others nearest may come.
-    leaving = _first(-np.square(members).sum(axis=1))
-    coming = _first(np.square(joined).sum(axis=1))
+    leaving = _smallest_places(-np.square(members).sum(axis=1))
+    coming = _smallest_places(np.square(joined).sum(axis=1))
     members, joined = members[leaving], joined[coming]
     # Scatter after x leaves and z comes: S - x x^T + z z^T - (z - x)(z - x)^T/m.
     leave = members[:, None, :, None] * members[:, None, None, :]
@@ -184,6 +190,6 @@ def _exchanges(distances: FloatArray, subset: Subset, smallest: float) -> list[S
     ]
 
 
-def _first(values: FloatArray) -> Subset:
+def _smallest_places(values: FloatArray) -> Subset:
     """Return where the `SIDE` smallest values are, in their order of place."""
     return np.sort(np.argsort(values, kind="stable")[:SIDE])

@@ -115,10 +115,11 @@ class SMEA(GramRule):
             subsets, values = _enumerate(distances[None], m)
             return subsets[0], float(values[0]), float(values[0])
         # Compiling takes time, and small federations never need the search.
-        from flwr_safedshb.aggregation.smea.budget import NODE, Budget
-        from flwr_safedshb.aggregation.smea.search import search
+        from flwr_safedshb.aggregation.smea.budget import NODE, WorkBudget
+        from flwr_safedshb.aggregation.smea.search import find_best_subset
 
-        return search(distances, m, Budget(self.max_nodes * NODE, self.time_limit))
+        budget = WorkBudget(self.max_nodes * NODE, self.time_limit)
+        return find_best_subset(distances, m, budget)
 
 
 def _enumerate(distances: FloatArray, m: int) -> tuple[Subset, FloatArray]:

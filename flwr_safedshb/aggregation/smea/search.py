@@ -7,27 +7,32 @@ import numpy as np
 
 from flwr_safedshb.aggregation.gram import RESOLUTION, Subset, scatter_lambda
 from flwr_safedshb.aggregation.rule import FloatArray
-from flwr_safedshb.aggregation.smea import kernel
-from flwr_safedshb.aggregation.smea import search_state as stacks
-from flwr_safedshb.aggregation.smea.budget import SLICE, Budget
+from flwr_safedshb.aggregation.smea import branch_and_bound as bnb
+from flwr_safedshb.aggregation.smea import search_state as st
+from flwr_safedshb.aggregation.smea.budget import SLICE, WorkBudget
 from flwr_safedshb.aggregation.smea.certificate import (
+    find_reachable,
     game_bound,
     quick_bound,
-    within_reach,
 )
-from flwr_safedshb.aggregation.smea.incumbent import Best, start
-from flwr_safedshb.aggregation.smea.root_cases import Root, Spectrum, roots, spectrum
+from flwr_safedshb.aggregation.smea.incumbent import Incumbent, find_incumbent
+from flwr_safedshb.aggregation.smea.root_cases import (
+    RootCase,
+    Spectrum,
+    decompose_scatter,
+    generate_root_cases,
+)
 
-# How much of the budget is spent when the start ends, and the search; the rest goes
-# into tries to prove a lower bound.
+# How much of the budget is spent when the incumbent is found, and when the search ends;
+# the rest goes into tries to prove a lower bound.
 START, SEARCH = 0.2, 0.8
 PROOFS = 6
 # Below this fraction of the incumbent a bound is not worth proving.
 WORTHLESS = 1 / 64
 
 
-def search(
-    distances: FloatArray, m: int, budget: Budget
+def find_best_subset(
+    distances: FloatArray, m: int, budget: WorkBudget
 ) -> tuple[Subset, float, float]:
     """Return m vectors with the smallest top eigenvalue of their scatter.
 
@@ -37,7 +42,7 @@ def search(
         Squared distances, obvious outliers first.
     m : int
         Size of the subset.
-    budget : Budget
+    budget : WorkBudget
 
     Returns
     -------
@@ -46,42 +51,44 @@ def search(
         equal to `value` if the search was completed.
     """
     budget.share = START
-    first = start(distances, m, budget)
-    near = np.flatnonzero(within_reach(distances, m, first.value))
+    first = find_incumbent(distances, m, budget)
+    near = np.flatnonzero(find_reachable(distances, m, first.value))
     if len(near) == m:
         value = scatter_lambda(distances, near)
         return near, value, value
-    best = Best(
+    best = Incumbent(
         distances[np.ix_(near, near)], np.searchsorted(near, first.subset), first.value
     )
-    bound = _search(best, budget)
+    bound = _search_and_bound(best, budget)
     return near[best.subset], best.value, min(bound, best.value)
 
 
-def _search(best: Best, budget: Budget) -> float:
+def _search_and_bound(best: Incumbent, budget: WorkBudget) -> float:
     """Improve the incumbent; return a lower bound on every subset's value."""
-    whole = spectrum(best.distances, budget)
-    bound = quick_bound(whole, best.distances, len(best.subset))
+    spectrum = decompose_scatter(best.distances, budget)
+    bound = quick_bound(spectrum, best.distances, len(best.subset))
     if best.value * (1.0 - RESOLUTION) <= bound:
         return best.value
     budget.share = SEARCH
-    if improve(best, whole, best.value, budget):
+    if improve_incumbent(best, spectrum, best.value, budget):
         return best.value
-    bound = max(bound, game_bound(whole, best.subset, budget))
+    bound = max(bound, game_bound(spectrum, best.subset, budget))
     ceiling = best.value
     for proof in range(PROOFS):
         budget.share = SEARCH + (1.0 - SEARCH) * (proof + 1) / PROOFS
         ceiling = min(ceiling, best.value)
         target = math.sqrt(max(bound, WORTHLESS * ceiling) * ceiling)
-        if improve(best, whole, target, budget):
+        if improve_incumbent(best, spectrum, target, budget):
             bound = max(bound, min(target, best.value * (1.0 - RESOLUTION)))
         else:
             ceiling = target
     return bound
 
 
-def improve(best: Best, whole: Spectrum, target: float, budget: Budget) -> bool:
-    """Look for subsets below `target` and below the incumbent, which they replace.
+def improve_incumbent(
+    best: Incumbent, spectrum: Spectrum, target: float, budget: WorkBudget
+) -> bool:
+    """Replace the incumbent by subsets below it and below `target`.
 
     Returns
     -------
@@ -91,34 +98,40 @@ def improve(best: Best, whole: Spectrum, target: float, budget: Budget) -> bool:
     """
     m = len(best.subset)
 
-    def threshold() -> float:
+    def current_threshold() -> float:
         return min(target, best.value * (1.0 - RESOLUTION))
 
     return all(
-        _improve_root(best, root, threshold, budget)
-        for root in roots(best.distances, whole, m, threshold, budget)
+        _search_root_case(best, root, current_threshold, budget)
+        for root in generate_root_cases(
+            best.distances, spectrum, m, current_threshold, budget
+        )
     )
 
 
-def _improve_root(
-    best: Best, root: Root, threshold: Callable[[], float], budget: Budget
+def _search_root_case(
+    best: Incumbent,
+    root: RootCase,
+    threshold: Callable[[], float],
+    budget: WorkBudget,
 ) -> bool:
-    """Search the subsets of one root; say if that was completed."""
-    stack = root.stack(best.distances, len(best.subset))
-    while work := min(budget.left(), SLICE):
-        before = stack.cursor.copy()
-        state = kernel.advance(stack, work)
-        if state == kernel.STALE:
-            stacks.restore(stack)
-        done = stack.cursor - before
-        budget.spend(int(done[stacks.WORK]))
-        budget.nodes += int(done[stacks.NODES])
-        if state == kernel.EXHAUSTED:
+    """Search the subsets of one root case; return True if that was completed."""
+    search = root.new_search(best.distances, len(best.subset))
+    while work := min(budget.remaining_work(), SLICE):
+        before = search.cursor.copy()
+        verdict = bnb.advance_search(search, work)
+        if verdict == bnb.STALE:
+            st.restore_level(search)
+        done = search.cursor - before
+        budget.spent += int(done[st.WORK])
+        budget.nodes += int(done[st.NODES])
+        if verdict == bnb.EXHAUSTED:
             return True
-        if state == kernel.FOUND:
-            members = np.append(root.anchor, root.rest[stacks.found(stack)])
-            if best.offer(members, threshold(), budget):
-                stacks.lower(stack, root.matrix(best.distances, threshold()))
+        if verdict == bnb.SOLVED:
+            members = np.append(root.anchor, root.rest[st.solution_rows(search)])
+            if best.try_superset(members, threshold(), budget):
+                matrix = root.decision_matrix(best.distances, threshold())
+                st.lower_threshold(search, matrix)
             else:
-                kernel.doubt(stack)
+                bnb.reject_solution(search)
     return False

@@ -11,8 +11,8 @@ from functools import lru_cache, partial
 from flwr_safedshb.privacy.accounting import pld
 from flwr_safedshb.privacy.accounting.ranges import (
     MAX_STEPS,
-    checked_delta,
-    checked_steps,
+    check_delta,
+    check_steps,
 )
 from flwr_safedshb.privacy.plan import ALL, PrivacyPlan, PrivacyStatement
 from flwr_safedshb.privacy.samplers import Adjacency
@@ -22,7 +22,9 @@ Totals = dict[PrivacyPlan, int]
 Bound = Callable[[pld.Steps, float], float]
 
 
-def epsilon(charges: Charges, delta: float, unit: Adjacency | None = None) -> float:
+def compute_epsilon(
+    charges: Charges, delta: float, unit: Adjacency | None = None
+) -> float:
     """Epsilon of all charges together, for plans that were fixed beforehand.
 
     It comes from the composed privacy loss distributions, whose own numerical errors
@@ -52,30 +54,30 @@ def epsilon(charges: Charges, delta: float, unit: Adjacency | None = None) -> fl
     ValueError
         If a plan's sampler has no accountant for the unit.
     """
-    return worst(pld.composed_epsilon, charges, delta, unit)
+    return maximize_over_parts(pld.compute_pld_epsilon, charges, delta, unit)
 
 
-def epsilon_upper_bound(
+def bound_epsilon(
     charges: Charges, delta: float, unit: Adjacency | None = None
 ) -> float:
     """Bound `epsilon` from above in milliseconds, by the moments of the losses.
 
     For a quick yes: where this fits a budget, `epsilon` does.
     """
-    return worst(pld.quick_epsilon, charges, delta, unit)
+    return maximize_over_parts(pld.compute_moment_epsilon, charges, delta, unit)
 
 
-def statement(
+def state_epsilon(
     charges: Charges, delta: float, unit: Adjacency | None = None
 ) -> PrivacyStatement:
     """Epsilon of all charges together, with the mechanism and unit it is true for."""
-    renyi = epsilon_upper_bound(charges, delta, unit)
-    exact = epsilon(charges, delta, unit)
+    renyi = bound_epsilon(charges, delta, unit)
+    exact = compute_epsilon(charges, delta, unit)
     accountant = "PLD accountant" if exact < renyi else "RDP accountant"
-    return statement_of(exact, charges, delta, unit, accountant)
+    return make_statement(exact, charges, delta, unit, accountant)
 
 
-def statement_of(
+def make_statement(
     epsilon: float,
     charges: Charges,
     delta: float,
@@ -83,18 +85,18 @@ def statement_of(
     accountant: str,
 ) -> PrivacyStatement:
     """State an epsilon of charges, with the mechanism and unit it is true for."""
-    merged = _merged(charges, unit)
+    merged = _merge_plans(charges, unit)
     return PrivacyStatement(
         epsilon=epsilon,
         delta=delta,
         steps=sum(merged.values()),
-        sampler=_words(plan.sampler.description for plan in merged),
-        adjacency=_words(plan.adjacency for plan in merged),
+        sampler=_join_words(plan.sampler.description for plan in merged),
+        adjacency=_join_words(plan.adjacency for plan in merged),
         accountant=accountant,
     )
 
 
-def worst(
+def maximize_over_parts(
     bound: Bound, charges: Charges, delta: float, unit: Adjacency | None
 ) -> float:
     """Return the largest bound, over the parts that an example may be in.
@@ -102,12 +104,12 @@ def worst(
     Units are joined before charges are split into parts: each part is accounted in the
     unit of all.
     """
-    delta = checked_delta(delta)
-    parts = _parts(_merged(charges, unit))
+    delta = check_delta(delta)
+    parts = _split_parts(_merge_plans(charges, unit))
     return max(_bound_part(bound, part, delta) for part in parts)
 
 
-def _parts(merged: Totals) -> list[Totals]:
+def _split_parts(merged: Totals) -> list[Totals]:
     """Return what the examples of each part pay for.
 
     The parts of a split have no example in common, and which one an example is in does
@@ -140,20 +142,24 @@ def _bound_part(bound: Bound, paid: Totals, delta: float) -> float:
         return math.inf
     # In an order of their own, lest the order of charges show in the last digits.
     kinds = sorted(paid.items(), key=lambda item: item[0].to_json())
-    profiles = [(plan.sampler.profiles(plan), steps) for plan, steps in kinds]
+    dominating_pairs = [
+        (plan.sampler.dominating_pairs(plan), steps) for plan, steps in kinds
+    ]
     largest = 0.0
-    for i in range(max(len(several) for several, _ in profiles)):
-        found = bound([(some[i % len(some)], steps) for some, steps in profiles], delta)
+    for i in range(max(len(several) for several, _ in dominating_pairs)):
+        found = bound(
+            [(some[i % len(some)], steps) for some, steps in dominating_pairs], delta
+        )
         # Not a number means that nothing is known.
         largest = max(largest, float(found)) if found >= 0 else math.inf
     return largest
 
 
-def _words(words: Iterable[str]) -> str:
+def _join_words(words: Iterable[str]) -> str:
     return " and ".join(sorted(set(words))) or "nothing released"
 
 
-def max_steps(
+def find_max_steps(
     charges: Charges,
     plan: PrivacyPlan,
     delta: float,
@@ -168,11 +174,11 @@ def max_steps(
         The largest number whose epsilon is at most ``max_epsilon``, at most 10^9.
     """
     past = tuple((each, steps) for each, steps in charges if steps)
-    return _max_steps(past, plan, checked_delta(delta), max_epsilon, unit)
+    return _find_max_steps(past, plan, check_delta(delta), max_epsilon, unit)
 
 
 @lru_cache(maxsize=64)
-def _max_steps(
+def _find_max_steps(
     past: tuple[tuple[PrivacyPlan, int], ...],
     plan: PrivacyPlan,
     delta: float,
@@ -186,12 +192,12 @@ def _max_steps(
 
     # The first bound is cheaper than the second, and never below it.
     steps = 0
-    for bound in (epsilon_upper_bound, epsilon):
-        steps = last_fitting(partial(cost, bound), max_epsilon, steps)
+    for bound in (bound_epsilon, compute_epsilon):
+        steps = find_largest_affordable(partial(cost, bound), max_epsilon, steps)
     return steps
 
 
-def last_fitting(
+def find_largest_affordable(
     cost: Callable[[int], float], limit: float, known: int = 0, most: int = MAX_STEPS
 ) -> int:
     """Find the largest count up to `most` that costs at most ``limit``.
@@ -210,7 +216,7 @@ def last_fitting(
     for attempt in itertools.count():
         if high - low == 1:
             return low
-        guess = _guess(low, at_low, high, at_high, limit, attempt)
+        guess = _guess_count(low, at_low, high, at_high, limit, attempt)
         price = cost(guess)
         if price <= limit and price < math.inf:
             low, at_low = guess, price
@@ -219,7 +225,7 @@ def last_fitting(
     raise AssertionError
 
 
-def _guess(
+def _guess_count(
     low: int, at_low: float, high: int, at_high: float, limit: float, attempt: int
 ) -> int:
     """Say where a cost that grows like a power of the count meets the limit."""
@@ -237,13 +243,13 @@ def _guess(
     return min(max(low + 1, math.floor(guess)), high - 1)
 
 
-def _merged(charges: Charges, unit: Adjacency | None) -> Totals:
+def _merge_plans(charges: Charges, unit: Adjacency | None) -> Totals:
     """Add up the steps of plans that cost the same, in one unit of privacy."""
     units = {plan.adjacency for plan, steps in charges if steps}
     joined: Adjacency = units.pop() if len(units) == 1 else "replace-one"
     merged: Totals = {}
     for plan, steps in charges:
-        if count := checked_steps(steps):
-            same = plan.in_unit(unit or joined)
+        if count := check_steps(steps):
+            same = plan.convert_to_unit(unit or joined)
             merged[same] = merged.get(same, 0) + count
     return merged

@@ -9,14 +9,12 @@ from dataclasses import replace
 
 from dp_accounting.rdp import RdpAccountant
 
-from flwr_safedshb.privacy.accounting.accountant import statement
-from flwr_safedshb.privacy.accounting.paper_bound import infimum
-from flwr_safedshb.privacy.accounting.ranges import checked_delta, checked_steps
+from flwr_safedshb.privacy.accounting.accountant import state_epsilon
+from flwr_safedshb.privacy.accounting.paper_bound import minimize_epsilon
+from flwr_safedshb.privacy.accounting.ranges import check_delta, check_steps
 from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement
-from flwr_safedshb.privacy.samplers import known_samplers
-from flwr_safedshb.privacy.samplers.fixed import Fixed
-from flwr_safedshb.privacy.samplers.poisson import Poisson
-from flwr_safedshb.privacy.samplers.whole import Whole
+from flwr_safedshb.privacy.samplers import load_samplers
+from flwr_safedshb.privacy.samplers.standard import Fixed, Poisson, Whole
 
 
 def paper_theorem(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStatement:
@@ -27,10 +25,10 @@ def paper_theorem(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStateme
     if not isinstance(plan.sampler, Fixed):
         raise ValueError(
             f"sampling={plan.sampling!r}: the paper's theorem is for "
-            f"sampling={Fixed.word!r}"
+            f"sampling={Fixed.name!r}"
         )
     _check(plan, steps, delta)
-    epsilon = infimum(plan.noise_multiplier, plan.sampling_rate, steps, delta)
+    epsilon = minimize_epsilon(plan.noise_multiplier, plan.sampling_rate, steps, delta)
     return PrivacyStatement(
         epsilon=epsilon,
         delta=delta,
@@ -47,7 +45,7 @@ def rdp(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStatement:
     It is valid for the plan's mechanism, and looser than the plan's own epsilon.
     """
     _check(plan, steps, delta)
-    event, relation = plan.sampler.event(plan)
+    event, relation = plan.sampler.dp_event(plan)
     accountant = RdpAccountant(neighboring_relation=relation).compose(event, steps)
     return PrivacyStatement(
         epsilon=float(accountant.get_epsilon(delta)),
@@ -87,15 +85,15 @@ def figures(plan: PrivacyPlan, steps: int, delta: float) -> list[PrivacyStatemen
     The first is the plan's own; the others are for comparison.
     """
     variants = [
-        replace(plan, sampling=sampler.word, adjacency=adjacency)
-        for sampler in known_samplers().values()
-        if sampler.word != Whole.word or plan.sampling_rate == 1
+        replace(plan, sampling=sampler.name, adjacency=adjacency)
+        for sampler in load_samplers().values()
+        if sampler.name != Whole.name or plan.sampling_rate == 1
         for adjacency in sampler.adjacencies
     ]
-    fixed = replace(plan, sampling=Fixed.word, adjacency=Fixed.adjacencies[0])
+    fixed = replace(plan, sampling=Fixed.name, adjacency=Fixed.adjacencies[0])
     variants.sort(key=lambda variant: variant != plan)
     return [
-        *(statement([(variant, steps)], delta) for variant in variants),
+        *(state_epsilon([(variant, steps)], delta) for variant in variants),
         rdp(fixed, steps, delta),
         paper_theorem(fixed, steps, delta),
         opacus(plan, steps, delta),
@@ -103,8 +101,8 @@ def figures(plan: PrivacyPlan, steps: int, delta: float) -> list[PrivacyStatemen
 
 
 def _check(plan: PrivacyPlan, steps: int, delta: float) -> None:
-    checked_delta(delta)
-    if checked_steps(steps) == 0 or plan.noise_multiplier == 0:
+    check_delta(delta)
+    if check_steps(steps) == 0 or plan.noise_multiplier == 0:
         raise ValueError(
             f"steps={steps} and noise_multiplier={plan.noise_multiplier} must be above "
             "0: without steps epsilon is 0, without noise it is infinite"

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
-from flwr_safedshb.privacy.accounting.accountant import epsilon
+from flwr_safedshb.privacy.accounting.accountant import compute_epsilon
 from flwr_safedshb.privacy.accounting.ranges import (
     NOISE_MULTIPLIER,
-    checked_delta,
-    checked_steps,
+    check_delta,
+    check_steps,
 )
 from flwr_safedshb.privacy.plan import PrivacyPlan
 
@@ -38,17 +38,17 @@ def calibrate(
         Its epsilon is at most ``target_epsilon`` and, unless the accountant jumps
         there (sampling rates around 1e-6), at least 0.99 times that.
     """
-    checked_delta(delta)
+    check_delta(delta)
     if not 0 < target_epsilon < math.inf:
         raise ValueError(f"target_epsilon={target_epsilon} must be positive and finite")
-    if checked_steps(steps) < 1:
+    if check_steps(steps) < 1:
         raise ValueError(f"steps={steps} must be at least 1 to calibrate noise")
 
     def cost(noise_multiplier: float) -> float:
         plan = replace(shape, noise_multiplier=noise_multiplier)
-        return epsilon([(plan, steps), *beside], delta)
+        return compute_epsilon([(plan, steps), *beside], delta)
 
-    alone = epsilon(beside, delta)
+    alone = compute_epsilon(beside, delta)
     if not alone < target_epsilon:
         raise ValueError(
             f"target_epsilon={target_epsilon} is spent by what is released beside the "
@@ -76,7 +76,7 @@ def _search_noise(
         if enough < too_low * (1 + _RESOLUTION):
             return enough
         if too_low > 0 and enough < math.inf:
-            noise = _between(too_low, cost_low, enough, cost_enough, target)
+            noise = _interpolate_noise(too_low, cost_low, enough, cost_enough, target)
         else:
             noise = noise * factor if price > target else noise / factor
             factor *= factor
@@ -89,7 +89,7 @@ def _search_noise(
     return noise
 
 
-def _between(
+def _interpolate_noise(
     low: float, cost_low: float, high: float, cost_high: float, target: float
 ) -> float:
     """Guess where a power law through two points meets the aim."""

@@ -31,12 +31,14 @@ _RATIO = 1.15
 _LARGEST = 64.0
 
 
-def infimum(noise_multiplier: float, rate: float, steps: int, delta: float) -> float:
+def minimize_epsilon(
+    noise_multiplier: float, rate: float, steps: int, delta: float
+) -> float:
     """Return eps* of so many steps with noise s and sampling rate r."""
 
     @cache
     def objective(order: int) -> float:
-        divergence = sampled_divergence(order, noise_multiplier, rate)
+        divergence = bound_divergence(order, noise_multiplier, rate)
         return steps * divergence + math.log(1 / delta) / (order - 1)
 
     orders = [2]
@@ -53,7 +55,7 @@ def infimum(noise_multiplier: float, rate: float, steps: int, delta: float) -> f
     return min(objective(order) for order in (*range(low, high + 1), orders[best]))
 
 
-def sampled_divergence(order: int, noise_multiplier: float, rate: float) -> float:
+def bound_divergence(order: int, noise_multiplier: float, rate: float) -> float:
     """Return eps'(a), or for a large a a bound above it; infinite where it overflows.
 
     Parameters
@@ -69,12 +71,12 @@ def sampled_divergence(order: int, noise_multiplier: float, rate: float) -> floa
     pairs = math.log(order) + math.log(order - 1) - math.log(2)
     logs = [0.0, 2 * math.log(rate) + pairs + factor]
     if order >= 3:
-        logs.append(math.log(2) + _log_sum(order, noise_multiplier, rate))
+        logs.append(math.log(2) + _bound_log_sum(order, noise_multiplier, rate))
     total = float(logsumexp(logs))
     return total / (order - 1) if total < math.inf else math.inf
 
 
-def _log_sum(order: int, noise_multiplier: float, rate: float) -> float:
+def _bound_log_sum(order: int, noise_multiplier: float, rate: float) -> float:
     """Return the logarithm of the sum of t_j over j = 3..a, or of a bound on it."""
     log_rate, growth = math.log(rate), noise_multiplier**-2
 
@@ -98,11 +100,13 @@ def _log_sum(order: int, noise_multiplier: float, rate: float) -> float:
     inside = (order + 1.0) ** 2 - 4.0 * (order + 1.0) / growth
     begin = (order - 1.0 + math.sqrt(inside)) / 2.0 if inside > 0.0 else far
     if begin < far and step(np.array(begin)) > 0.0 > step(np.array(far)):
-        largest = max(largest, _peak(order, log_rate, growth, begin, far))
+        largest = max(largest, _bound_peak(order, log_rate, growth, begin, far))
     return float(logsumexp([*head, *tail, math.log(order) + largest]))
 
 
-def _peak(order: int, log_rate: float, growth: float, low: float, high: float) -> float:
+def _bound_peak(
+    order: int, log_rate: float, growth: float, low: float, high: float
+) -> float:
     """Return a bound on log t_j between two numbers, where it is concave in j."""
     peak = brentq(
         lambda j: math.log((order - j) / (j + 1)) + log_rate + j * growth, low, high

@@ -31,21 +31,21 @@ from scipy.optimize import brentq
 
 from flwr_safedshb.privacy.accounting.pld_tilting import (
     MARGIN,
-    Tilted,
-    convolved,
-    joined,
+    TiltedDistribution,
+    convolve,
+    convolve_grids,
 )
 from flwr_safedshb.privacy.accounting.privacy_loss import (
     ORDERS,
     Floats,
+    discretize_step,
+    measure_scales,
     moments,
-    one_step,
-    scales,
 )
 from flwr_safedshb.privacy.accounting.ranges import MAX_STEPS
-from flwr_safedshb.privacy.samplers import Profile
+from flwr_safedshb.privacy.samplers import DominatingPair
 
-Steps = Sequence[tuple[Profile, int]]
+Steps = Sequence[tuple[DominatingPair, int]]
 
 # Points in a typical loss; half as many where the grid had to be rounded up.
 _FINENESS = 32
@@ -62,27 +62,29 @@ _PRECISION = 1e-9
 _WIDENINGS = 10
 
 
-def quick_epsilon(steps: Steps, delta: float) -> float:
+def compute_moment_epsilon(steps: Steps, delta: float) -> float:
     """Bound epsilon by the moments of the loss: fast, and some percent too large."""
-    return _Steps(steps, delta).quick_epsilon()
+    return _Composition(steps, delta).compute_moment_epsilon()
 
 
-def composed_epsilon(steps: Steps, delta: float) -> float:
+def compute_pld_epsilon(steps: Steps, delta: float) -> float:
     """Bound epsilon by the distribution of the loss, and never above the quick way.
 
     Of more than 16 different plans it is the quick bound.
     """
-    return _composed_epsilon(tuple(steps), delta)
+    return _compute_pld_epsilon(tuple(steps), delta)
 
 
-def adaptive_moments(steps: Steps, delta: float) -> tuple[Floats, float]:
+def compute_filter_moments(steps: Steps, delta: float) -> tuple[Floats, float]:
     """Return log E[e^(r L)] of the total loss for every positive r, and log delta.
 
     Steps need not be known beforehand. What is left out of the losses is the same for
     each step, and so little that delta pays for as many as can be charged.
     """
-    level = _level(MAX_STEPS / (_REMOVED * delta))
-    parts = [_Part(profile, n, _spacing(profile), level) for profile, n in steps]
+    level = _choose_level(MAX_STEPS / (_REMOVED * delta))
+    parts = [
+        _StepGroup(profile, n, _choose_spacing(profile), level) for profile, n in steps
+    ]
     positive = ORDERS > 0
     # A loss may be larger than it is said to be by the slack.
     total = sum(p.moments[positive] + ORDERS[positive] * p.slack for p in parts)
@@ -91,37 +93,43 @@ def adaptive_moments(steps: Steps, delta: float) -> tuple[Floats, float]:
 
 # A plan, its statement and a ledger that pays for it ask for the same again.
 @lru_cache(maxsize=1024)
-def _composed_epsilon(steps: tuple[tuple[Profile, int], ...], delta: float) -> float:
-    total = _Steps(steps, delta)
-    quick = total.quick_epsilon()
+def _compute_pld_epsilon(
+    steps: tuple[tuple[DominatingPair, int], ...], delta: float
+) -> float:
+    total = _Composition(steps, delta)
+    quick = total.compute_moment_epsilon()
     if not quick < math.inf or len(steps) > _MAX_KINDS:
         return quick
     try:
         with np.errstate(all="ignore"):
-            exact = _exact(total, quick)
+            exact = _compose(total, quick)
     except (ArithmeticError, ValueError, MemoryError):
         # Losses beyond the precision of floats, or grids beyond all memory.
         return quick
     return exact if exact <= quick else quick
 
 
-def _exact(total: _Steps, quick: float) -> float:
+def _compose(total: _Composition, quick: float) -> float:
     order = total.tilt(quick)
     if order is None:
         return math.inf
     tilt = float(ORDERS[order])
     total.fit(order)
-    composed = joined([_composed(part, order) for part in total.parts], tilt)
+    composed = convolve_grids(
+        [_compose_group(part, order) for part in total.parts], tilt
+    )
     start = quick - total.slack
-    found = _solve(composed, float(total.moments[order]), tilt, total.log_delta, start)
+    found = _solve_epsilon(
+        composed, float(total.moments[order]), tilt, total.log_delta, start
+    )
     return found + total.slack
 
 
 @dataclass(frozen=True)
-class _Part:
+class _StepGroup:
     """Equal steps: their profile, how many, and how their losses are put on a grid."""
 
-    profile: Profile
+    profile: DominatingPair
     count: int
     spacing: float
     level: int
@@ -135,25 +143,30 @@ class _Part:
         return self.count * moments(self.profile, self.spacing, self.level)[1]
 
 
-class _Steps:
+class _Composition:
     """All steps of every kind, without losses too large to matter."""
 
     def __init__(self, steps: Steps, delta: float) -> None:
         share = _REMOVED * delta / len(steps)
         self._set(
             [
-                _Part(profile, count, _spacing(profile), _level(count / share))
+                _StepGroup(
+                    profile,
+                    count,
+                    _choose_spacing(profile),
+                    _choose_level(count / share),
+                )
                 for profile, count in steps
             ],
             math.log(delta * (1.0 - 2 * _REMOVED)),
         )
 
-    def _set(self, parts: list[_Part], log_delta: float) -> None:
+    def _set(self, parts: list[_StepGroup], log_delta: float) -> None:
         self.parts, self.log_delta = parts, log_delta
         self.slack = sum(part.slack for part in parts)
         self.moments: Floats = np.sum([part.moments for part in parts], axis=0)
 
-    def quick_epsilon(self) -> float:
+    def compute_moment_epsilon(self) -> float:
         """Bound epsilon by any moment.
 
         1 - e^-y <= c e^(r y) with c = r^r / (1+r)^(1+r), for all y > 0 and r > 0, so
@@ -177,7 +190,9 @@ class _Steps:
         usable = np.flatnonzero((ORDERS > 0) & (weights < MARGIN))
         # A window needs an order to either side, and the largest one has none.
         usable = usable[usable < len(ORDERS) - 1]
-        widths = np.array([_width(self.moments, int(order)) for order in usable])
+        widths = np.array(
+            [_measure_width(self.moments, int(order)) for order in usable]
+        )
         fit = np.isfinite(widths) & (widths > 0)
         if not fit.any():
             return None
@@ -188,7 +203,7 @@ class _Steps:
         """Choose coarser grids where there would be too many points."""
         parts = []
         for part in self.parts:
-            points = _width(part.moments, order) / part.spacing
+            points = _measure_width(part.moments, order) / part.spacing
             if not 0 < points < math.inf:
                 raise ArithmeticError(f"a window of {points} points")
             times = max(1, 2 ** math.ceil(math.log2(points / _MAX_POINTS)))
@@ -196,18 +211,18 @@ class _Steps:
         self._set(parts, self.log_delta)
 
 
-def _level(share: float) -> int:
+def _choose_level(share: float) -> int:
     return math.ceil(math.log2(share))
 
 
-def _spacing(profile: Profile) -> float:
-    typical, largest = scales(profile)
+def _choose_spacing(profile: DominatingPair) -> float:
+    typical, largest = measure_scales(profile)
     # The points of a grid are counted, in integers.
     finest = max(typical / _FINENESS, _FINEST_SPACING, largest * 2.0**-48)
     return 2.0 ** math.floor(math.log2(finest))
 
 
-def _window(moments: Floats, order: int) -> tuple[float, float]:
+def _find_window(moments: Floats, order: int) -> tuple[float, float]:
     """Return losses between which all but 2 e^-30 of the tilted distribution lies."""
     others = np.arange(len(ORDERS)) != order
     growth = moments[others] - moments[order] + MARGIN
@@ -215,23 +230,27 @@ def _window(moments: Floats, order: int) -> tuple[float, float]:
     return float(np.nanmax(ends[:order])), float(np.nanmin(ends[order:]))
 
 
-def _width(moments: Floats, order: int) -> float:
-    first, last = _window(moments, order)
+def _measure_width(moments: Floats, order: int) -> float:
+    first, last = _find_window(moments, order)
     return last - first
 
 
-def _composed(part: _Part, order: int) -> Tilted:
+def _compose_group(part: _StepGroup, order: int) -> TiltedDistribution:
     """Convolve one step with itself as often as it is taken."""
-    one = one_step(part.profile, part.spacing, part.level)
+    one = discretize_step(part.profile, part.spacing, part.level)
     tilt, moment = float(ORDERS[order]), float(part.moments[order]) / part.count
     masses = one.masses * np.exp(tilt * one.points * part.spacing - moment)
-    first, last = _window(part.moments, order)
-    step = Tilted(part.spacing, one.points, masses)
-    return convolved([(step, part.count)], first, last)
+    first, last = _find_window(part.moments, order)
+    step = TiltedDistribution(part.spacing, one.points, masses)
+    return convolve([(step, part.count)], first, last)
 
 
-def _solve(
-    total: Tilted, moment: float, tilt: float, log_delta: float, start: float
+def _solve_epsilon(
+    total: TiltedDistribution,
+    moment: float,
+    tilt: float,
+    log_delta: float,
+    start: float,
 ) -> float:
     """Find the least epsilon with delta(epsilon) <= delta, from one that has it."""
     losses = total.points * total.spacing

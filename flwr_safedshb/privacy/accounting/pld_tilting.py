@@ -28,7 +28,7 @@ _ROUNDING = 4 * float(np.finfo(float).eps)
 
 
 @dataclass(frozen=True)
-class Tilted:
+class TiltedDistribution:
     """A tilted distribution of losses.
 
     Attributes
@@ -49,7 +49,9 @@ class Tilted:
     missing: float = 0.0
 
 
-def convolved(parts: Sequence[tuple[Tilted, int]], first: float, last: float) -> Tilted:
+def convolve(
+    parts: Sequence[tuple[TiltedDistribution, int]], first: float, last: float
+) -> TiltedDistribution:
     """Convolve distributions of one spacing on a window that holds the result."""
     spacing = parts[0][0].spacing
     start = math.floor(first / spacing)
@@ -78,23 +80,27 @@ def convolved(parts: Sequence[tuple[Tilted, int]], first: float, last: float) ->
         error += count * part.error
     missing = math.exp(-MARGIN) + sum(count * part.missing for part, count in parts)
     points = start + np.arange(size)
-    return Tilted(
+    return TiltedDistribution(
         spacing, points, np.maximum(masses, 0.0)[points % size], error, missing
     )
 
 
-def joined(parts: Sequence[Tilted], tilt: float) -> Tilted:
+def convolve_grids(
+    parts: Sequence[TiltedDistribution], tilt: float
+) -> TiltedDistribution:
     """Convolve the losses of different plans, on the coarsest grid of them."""
     if len(parts) == 1:
         return parts[0]
     spacing = max(part.spacing for part in parts)
-    coarse = [(_coarsened(part, spacing, tilt), 1) for part in parts]
+    coarse = [(coarsen_grid(part, spacing, tilt), 1) for part in parts]
     first = sum(float(part.points[0]) for part, _ in coarse)
     last = sum(float(part.points[-1]) for part, _ in coarse)
-    return convolved(coarse, first * spacing, last * spacing)
+    return convolve(coarse, first * spacing, last * spacing)
 
 
-def _coarsened(part: Tilted, spacing: float, tilt: float) -> Tilted:
+def coarsen_grid(
+    part: TiltedDistribution, spacing: float, tilt: float
+) -> TiltedDistribution:
     """Move masses to the multiples of a coarser spacing around them."""
     ratio = round(spacing / part.spacing)
     if ratio == 1:
@@ -111,4 +117,4 @@ def _coarsened(part: Tilted, spacing: float, tilt: float) -> Tilted:
     masses = np.add(*(np.bincount(to, way * part.masses, cells) for to, way in ways))
     most = sum(float(np.bincount(to, way, cells).max()) for to, way in ways)
     points = start + np.arange(cells)
-    return Tilted(spacing, points, masses, part.error * most, part.missing)
+    return TiltedDistribution(spacing, points, masses, part.error * most, part.missing)

@@ -27,7 +27,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from flwr_safedshb.privacy.samplers import Mixture, Pair, Profile
+from flwr_safedshb.privacy.samplers import DominatingPair, Mixture, MixturePair
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -47,7 +47,7 @@ ORDERS: Floats = np.concatenate([-_POSITIVE[::-1], [0.0], _POSITIVE])
 
 
 @dataclass(frozen=True)
-class Losses:
+class LossDistribution:
     """Distribution of the loss of one step.
 
     Attributes
@@ -74,7 +74,9 @@ def _log_sum(exponents: Floats) -> float:
 
 
 @lru_cache(maxsize=32)
-def one_step(profile: Profile, spacing: float, level: int) -> Losses:
+def discretize_step(
+    profile: DominatingPair, spacing: float, level: int
+) -> LossDistribution:
     """Return the loss of one step without its largest values.
 
     Parameters
@@ -84,20 +86,24 @@ def one_step(profile: Profile, spacing: float, level: int) -> Losses:
     level : int
         Of the largest losses 2^-level at most is left out; delta has to pay for it.
     """
-    whole = _whole_step(profile, spacing)
+    whole = _discretize_whole_step(profile, spacing)
     above = np.cumsum(whole.masses[::-1])[::-1]
     kept = int(np.searchsorted(-above, -(2.0**-level)))
-    return Losses(spacing, whole.points[:kept], whole.masses[:kept], whole.slack)
+    return LossDistribution(
+        spacing, whole.points[:kept], whole.masses[:kept], whole.slack
+    )
 
 
 @lru_cache(maxsize=8192)
-def moments(profile: Profile, spacing: float, level: int) -> tuple[Floats, float]:
+def moments(
+    profile: DominatingPair, spacing: float, level: int
+) -> tuple[Floats, float]:
     """Return log E[e^(r L)] for every r of ``ORDERS``, and the slack of L.
 
-    L is the loss of `one_step` under P. These are kept for many plans, since they are
-    small and every charge of a ledger asks for those of all its plans.
+    L is the loss of `discretize_step` under P. The cache is large, because every charge
+    of a ledger asks for the moments of all its plans.
     """
-    step = one_step(profile, spacing, level)
+    step = discretize_step(profile, spacing, level)
     logarithms = np.log(step.masses)
     losses = step.points * spacing
     logs = np.array([_log_sum(logarithms + order * losses) for order in ORDERS])
@@ -106,41 +112,41 @@ def moments(profile: Profile, spacing: float, level: int) -> tuple[Floats, float
 
 
 @lru_cache(maxsize=16)
-def _whole_step(profile: Profile, spacing: float) -> Losses:
+def _discretize_whole_step(profile: DominatingPair, spacing: float) -> LossDistribution:
     """Put the loss of one step on multiples of ``spacing``."""
     # Losses of either sign come from the pair that dominates there; 0 is a point.
-    above, below = _Loss(profile.above), _Loss(profile.below)
-    points = _grid(below.least / spacing, above.greatest / spacing)
+    above, below = _LossFunction(profile.above), _LossFunction(profile.below)
+    points = _make_grid(below.least / spacing, above.greatest / spacing)
     losses: Floats = np.multiply(points, spacing, dtype=np.float64)
     masses = np.zeros(len(points))
     zero = int(np.searchsorted(points, 0))
-    _distribute(above, losses[zero:], masses[zero:])
-    _distribute(below, losses[: zero + 1], masses[: zero + 1])
+    _distribute_mass(above, losses[zero:], masses[zero:])
+    _distribute_mass(below, losses[: zero + 1], masses[: zero + 1])
     # What neither pair has is where the two distributions agree.
     masses[zero] += max(0.0, 1.0 - masses.sum())
     there = masses > 0
     largest = max(abs(below.least), abs(above.greatest))
     slack = 8 * np.finfo(float).eps * (1.0 + largest)
-    return Losses(spacing, points[there], masses[there] * _RAISED, slack)
+    return LossDistribution(spacing, points[there], masses[there] * _RAISED, slack)
 
 
 @lru_cache(maxsize=8192)
-def scales(profile: Profile) -> tuple[float, float]:
+def measure_scales(profile: DominatingPair) -> tuple[float, float]:
     """Return the root of log E[e^L], the scale of the loss of one step, and max |L|.
 
     The first is a divergence, so a step that is dominated by another has less of it.
     """
-    loss = _Loss(profile.above)
+    loss = _LossFunction(profile.above)
     x, weights = loss.pieces(loss.breaks())
     exponents = np.log(loss.density(x) * weights + 1e-300) + loss(x)
     typical = float(np.sqrt(max(_log_sum(exponents.ravel()), 1e-30)))
-    return typical, max(loss.greatest, -_Loss(profile.below).least)
+    return typical, max(loss.greatest, -_LossFunction(profile.below).least)
 
 
-class _Loss:
+class _LossFunction:
     """The loss as a function of the output, log(top(x) / bottom(x))."""
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: MixturePair) -> None:
         self._pair = pair
         means = [mean for _, mean in (*pair.top, *pair.bottom)]
         self._left = min(means) - _REACH * pair.std
@@ -207,7 +213,7 @@ def _bisect(
     return 0.5 * (low + high)
 
 
-def _distribute(loss: _Loss, points: Floats, masses: Floats) -> None:
+def _distribute_mass(loss: _LossFunction, points: Floats, masses: Floats) -> None:
     """Add what lies between the first and the last point, in place."""
     inner = loss.inverse(points)
     breaks = loss.breaks()
@@ -227,7 +233,7 @@ def _distribute(loss: _Loss, points: Floats, masses: Floats) -> None:
     np.add.at(masses, lower, np.maximum(probability.sum(axis=1) - up, 0.0))
 
 
-def _grid(least: float, greatest: float) -> Integers:
+def _make_grid(least: float, greatest: float) -> Integers:
     """Return the points from below ``least`` to above ``greatest``, with 0."""
     octaves = max(1, int(np.ceil(np.log2(max(-least, greatest, 2.0)))) + 1)
     positive = np.unique(

@@ -13,14 +13,14 @@ from numbers import Integral, Real
 
 
 @dataclass(frozen=True)
-class Limits:
+class NumberRange:
     """The least and the greatest value of a number, and what to do about others."""
 
     least: float
     greatest: float
     remedy: str
 
-    def checked(self, name: str, value: object) -> float:
+    def check(self, name: str, value: object) -> float:
         """Return the number, or say what is wrong with it."""
         if isinstance(value, bool) or not isinstance(value, Real):
             raise ValueError(f"{name}={value!r} must be a number; {self.remedy}")
@@ -31,13 +31,13 @@ class Limits:
         # What is compared is what is kept; nan, which is no number, does not pass.
         if not self.least <= number <= self.greatest:
             raise ValueError(
-                f"{name}={short(value)} must lie in "
+                f"{name}={shorten(value)} must lie in "
                 f"[{self.least:g}, {self.greatest:g}]; {self.remedy}"
             )
         return number
 
 
-def short(value: object) -> str:
+def shorten(value: object) -> str:
     """Show a number, but not the thousands of digits that some integers have."""
     try:
         text = str(value)
@@ -46,16 +46,16 @@ def short(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-NOISE_MULTIPLIER = Limits(1e-6, 1e6, "use 0 for a run without privacy")
-CLIP_NORM = Limits(
+NOISE_MULTIPLIER = NumberRange(1e-6, 1e6, "use 0 for a run without privacy")
+CLIP_NORM = NumberRange(
     1e-9, 1e9, "scale the loss, so that its gradients have a norm of about 1"
 )
 # A greater delta would allow to publish one example of ten.
-DELTA = Limits(1e-12, 0.1, "a value well below 1/num_examples is usual")
-EPSILON = Limits(
+DELTA = NumberRange(1e-12, 0.1, "a value well below 1/num_examples is usual")
+EPSILON = NumberRange(
     math.ulp(0.0), 1e12, "a budget is a number, and one above 10 protects little"
 )
-SAMPLING_RATE = Limits(1e-12, 1.0, "it is the share of the examples in a batch")
+SAMPLING_RATE = NumberRange(1e-12, 1.0, "it is the share of the examples in a batch")
 
 # More examples than any client holds; b/m is then not below the least sampling rate.
 MAX_EXAMPLES = 10**12
@@ -63,15 +63,15 @@ MAX_EXAMPLES = 10**12
 MAX_STEPS = 10**9
 
 
-def checked_delta(delta: float) -> float:
+def check_delta(delta: float) -> float:
     """Return a delta that can be accounted for, or say what is wrong with it."""
-    return DELTA.checked("delta", delta)
+    return DELTA.check("delta", delta)
 
 
-def checked_steps(steps: int) -> int:
+def check_steps(steps: int) -> int:
     """Return a count of steps (T), or say what is wrong with it."""
     if isinstance(steps, bool) or not isinstance(steps, Integral):
         raise ValueError(f"steps={steps!r} must be an integer")
     if not 0 <= steps <= MAX_STEPS:
-        raise ValueError(f"steps={short(steps)} must lie in [0, {MAX_STEPS}]")
+        raise ValueError(f"steps={shorten(steps)} must lie in [0, {MAX_STEPS}]")
     return int(steps)

@@ -77,11 +77,13 @@ class RenyiFilter:
 
     def epsilon(self, charges: accountant.Charges) -> float:
         """Epsilon of all charges, whoever chose them by whatever was released."""
-        return accountant.worst(self._least_epsilon, charges, self.delta, self.unit)
+        return accountant.maximize_over_parts(
+            self._least_epsilon, charges, self.delta, self.unit
+        )
 
     def _least_epsilon(self, steps: pld.Steps, delta: float) -> float:
         """Return the least epsilon for which a history passes (3)."""
-        moments, log_delta = pld.adaptive_moments(steps, delta)
+        moments, log_delta = pld.compute_filter_moments(steps, delta)
         needed = (moments + _CONSTANTS - self.log_weights - log_delta) / _POSITIVE
         # Not a number, or infinity, bounds nothing.
         usable = needed[np.isfinite(needed)]
@@ -109,9 +111,9 @@ class RenyiFilter:
         kept: list[Floats] = []
 
         def keep(steps: pld.Steps, delta: float) -> float:
-            kept.append(pld.adaptive_moments(steps, delta)[0])
+            kept.append(pld.compute_filter_moments(steps, delta)[0])
             return 0.0
 
         whole = [(replace(plan, part=ALL), n) for plan, n in self.first]
-        accountant.worst(keep, whole, self.delta, self.unit)
+        accountant.maximize_over_parts(keep, whole, self.delta, self.unit)
         return np.max(kept, axis=0) if kept else _POSITIVE * (_POSITIVE + 1.0)

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
-from flwr_safedshb.privacy.bad_examples import ignore_failure, reraise_stop, silence_log
+from flwr_safedshb.privacy.bad_examples import ignore_failure, silence_log
 from flwr_safedshb.privacy.clipping.backward import (
     BatchedBackward,
     PerExampleBackward,
@@ -51,6 +51,7 @@ from flwr_safedshb.privacy.losses import (
     UnsupportedModelError,
     describe_batch,
 )
+from flwr_safedshb.stop_signal import reraise_stop
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 # Made-up examples: enough to see that one does not depend on another.

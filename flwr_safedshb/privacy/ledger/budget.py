@@ -75,11 +75,11 @@ class Budget:
     def statement(self, charged: Totals) -> PrivacyStatement:
         """State what a history costs: the first block whole, or past it all charges."""
         if is_within(charged, dict(self.first)):
-            found = accountant.statement(self.first, self.delta, self.unit)
+            found = accountant.state_epsilon(self.first, self.delta, self.unit)
             return replace(found, steps=sum(charged.values()))
         charges = [*charged.items()]
         epsilon, name = self._filter.epsilon(charges), "Renyi filter"
-        return accountant.statement_of(epsilon, charges, self.delta, self.unit, name)
+        return accountant.make_statement(epsilon, charges, self.delta, self.unit, name)
 
     def allows_first(self, charged: Totals) -> bool:
         """Return whether charges are within a first block that fits as a whole."""
@@ -109,7 +109,7 @@ class Budget:
         for enough in (min(hint + max(hint, _AHEAD), most), min(hint, most)):
             if cost(enough) <= self.limit:
                 return enough
-        return accountant.last_fitting(cost, self.limit, most=most)
+        return accountant.find_largest_affordable(cost, self.limit, most=most)
 
     def steps_left(self, plan: PrivacyPlan, charged: Totals) -> int:
         """Count the further steps of a plan that fit."""
@@ -127,7 +127,7 @@ class Budget:
         return RenyiFilter(self.first, self.delta, self.max_epsilon, self.unit)
 
 
-def cut_block(block: Block, delta: float, limit: float, unit: Adjacency) -> Block:
+def shrink_block(block: Block, delta: float, limit: float, unit: Adjacency) -> Block:
     """Return the largest share of a first block that costs at most a limit."""
     if not any(steps for _, steps in block) or _fits(block, delta, limit, unit):
         return block
@@ -138,17 +138,17 @@ def cut_block(block: Block, delta: float, limit: float, unit: Adjacency) -> Bloc
 
     fitting = 0
     # The first bound is cheaper than the second, and never below it.
-    for epsilon in (accountant.epsilon_upper_bound, accountant.epsilon):
+    for epsilon in (accountant.bound_epsilon, accountant.compute_epsilon):
 
         def cost(count: int, epsilon: _Epsilon = epsilon) -> float:
             return epsilon(share(count), delta, unit)
 
-        fitting = accountant.last_fitting(cost, limit, fitting, most)
+        fitting = accountant.find_largest_affordable(cost, limit, fitting, most)
     return share(fitting)
 
 
 def _fits(block: Block, delta: float, limit: float, unit: Adjacency) -> bool:
     return any(
         epsilon(block, delta, unit) <= limit
-        for epsilon in (accountant.epsilon_upper_bound, accountant.epsilon)
+        for epsilon in (accountant.bound_epsilon, accountant.compute_epsilon)
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, get_args
 
-from flwr_safedshb.privacy.accounting.ranges import EPSILON, MAX_STEPS, checked_delta
+from flwr_safedshb.privacy.accounting.ranges import EPSILON, MAX_STEPS, check_delta
 from flwr_safedshb.privacy.ledger.database import LedgerCorrupted, LedgerError, create
 from flwr_safedshb.privacy.ledger.history import History, Kind, Totals
 from flwr_safedshb.privacy.ledger.store import (
@@ -94,9 +94,9 @@ class Ledger(Store):
                 + ", ".join(map(repr, get_args(Adjacency)))
             )
         if max_epsilon is not None:
-            max_epsilon = EPSILON.checked("max_epsilon", max_epsilon)
+            max_epsilon = EPSILON.check("max_epsilon", max_epsilon)
         if delta is not None:
-            delta = checked_delta(delta)
+            delta = check_delta(delta)
         if not path.exists():
             if max_epsilon is None or delta is None:
                 raise LedgerError(
@@ -131,7 +131,7 @@ class Ledger(Store):
 
     def steps_left(self, plan: PrivacyPlan) -> int:
         """Count the further steps of ``plan`` that fit; before any, as the first."""
-        plan = plan.in_unit(self.unit)
+        plan = plan.convert_to_unit(self.unit)
         first, charged = self._accounted(None)
         if first:
             return self._budget(first).steps_left(plan, charged)
@@ -168,7 +168,7 @@ class Ledger(Store):
         for kind in get_args(Kind):
             for one in self._listed(kind):
                 if one.run == str(run):
-                    plan = one.plan.in_unit(self.unit)
+                    plan = one.plan.convert_to_unit(self.unit)
                     history.add(kind, one.run, plan, one.steps, b"")
         return history.first, history.charged
 
@@ -198,8 +198,8 @@ class Ledger(Store):
             )
         budget = created if max_epsilon is None else max_epsilon
         try:  # what an older version accepted may not be a limit at all
-            checked_delta(self.delta)
-            return EPSILON.checked("max_epsilon", budget)
+            check_delta(self.delta)
+            return EPSILON.check("max_epsilon", budget)
         except ValueError as error:
             raise LedgerError(
                 f"the ledger {self.path} was created with limits that protect "
@@ -220,9 +220,9 @@ class Ledger(Store):
         return any(steps and self.steps_left(plan) > 0 for plan, steps in block)
 
     def _cut(self, block: Block) -> Block:
-        from flwr_safedshb.privacy.ledger.budget import cut_block
+        from flwr_safedshb.privacy.ledger.budget import shrink_block
 
-        return cut_block(block, self.delta, self.max_epsilon, self.unit)
+        return shrink_block(block, self.delta, self.max_epsilon, self.unit)
 
     def _budget(self, first: Totals) -> Budget:
         limits = self.delta, self._created_with, self.max_epsilon, self.unit

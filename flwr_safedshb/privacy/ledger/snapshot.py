@@ -15,7 +15,7 @@ from flwr_safedshb.privacy.ledger.ledger import Ledger
 
 
 @contextmanager
-def snapshot(path: Path) -> Iterator[Ledger]:
+def open_snapshot(path: Path) -> Iterator[Ledger]:
     """Open a copy of the ledger at `path`, made at one moment, and remove it again.
 
     Raises

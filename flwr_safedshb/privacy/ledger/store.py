@@ -36,7 +36,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import cast, get_args
 
-from flwr_safedshb.privacy.accounting.ranges import checked_steps, short
+from flwr_safedshb.privacy.accounting.ranges import check_steps, shorten
 from flwr_safedshb.privacy.ledger.database import (
     LedgerCorrupted,
     LedgerError,
@@ -168,7 +168,7 @@ class Store(ABC):
         name = _name(run)
         if name in self._read.runs:  # entries never go away
             return
-        wanted = [(plan, checked_steps(steps)) for plan, steps in block]
+        wanted = [(plan, check_steps(steps)) for plan, steps in block]
         for plan, _ in wanted:
             _in_unit(plan, self.unit)
         if self._read.first and not self._has_room(wanted):
@@ -288,7 +288,7 @@ class Store(ABC):
     def _plan(self, number: int, kind: str, text: str, steps: int) -> PrivacyPlan:
         """Read what an entry is for; it counts, so one that cannot be read ends all."""
         try:
-            if not checked_steps(steps):
+            if not check_steps(steps):
                 raise ValueError("steps=0 must be at least 1")
             if kind not in get_args(Kind):
                 raise ValueError(f"kind={kind!r} is unknown")
@@ -336,12 +336,14 @@ class Store(ABC):
 # A ledger has many charges of few plans.
 plan_of = lru_cache(maxsize=1024)(PrivacyPlan.from_json)
 _text_of = lru_cache(maxsize=1024)(PrivacyPlan.to_json)
-_in_unit = lru_cache(maxsize=1024)(PrivacyPlan.in_unit)
+_in_unit = lru_cache(maxsize=1024)(PrivacyPlan.convert_to_unit)
 
 
 def _count(steps: int, least: int = 1) -> int:
     if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < least:
-        raise ValueError(f"steps={short(steps)} must be an integer of at least {least}")
+        raise ValueError(
+            f"steps={shorten(steps)} must be an integer of at least {least}"
+        )
     return int(steps)
 
 

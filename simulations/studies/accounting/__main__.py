@@ -22,8 +22,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from flwr_safedshb.privacy.accounting import accountant
-from flwr_safedshb.privacy.accounting import ranges as limits
+from flwr_safedshb.privacy.accounting import accountant, ranges
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.samplers import Adjacency
 from simulations.studies.accounting.exact import Kind, exact_epsilon
@@ -31,7 +30,7 @@ from simulations.studies.accounting.exact import Kind, exact_epsilon
 EXAMPLES = 10_000
 BATCHES = (1, 10, 100, 1_000, 5_000, 10_000)
 STEPS = (1, 100, 1_000, 30_000, 300_000)
-DELTAS = (1e-5, 1e-7, 1e-9, limits.DELTA.least)
+DELTAS = (1e-5, 1e-7, 1e-9, ranges.DELTA.least)
 TARGETS = (0.3, 3.0)
 KINDS: dict[tuple[str, Adjacency], tuple[Kind, ...]] = {
     ("fixed", "replace-one"): ("fixed",),
@@ -109,8 +108,8 @@ def compare(plan: PrivacyPlan, steps: int, delta: float) -> Comparison:
         plan,
         steps,
         delta,
-        accountant.epsilon([(plan, steps)], delta),
-        accountant.epsilon_upper_bound([(plan, steps)], delta),
+        accountant.compute_epsilon([(plan, steps)], delta),
+        accountant.bound_epsilon([(plan, steps)], delta),
         exact,
         largest(1) if exact is None else exact,
     )

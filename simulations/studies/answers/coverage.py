@@ -20,7 +20,7 @@ from flwr_safedshb.algorithm.evaluation_names import CORRECT, NOISE_STD
 from flwr_safedshb.algorithm.private_evaluation import PrivateEvaluations, concluded
 from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
 from flwr_safedshb.flower.compat import set_message_id
-from flwr_safedshb.privacy.accounting.accountant import epsilon
+from flwr_safedshb.privacy.accounting.accountant import compute_epsilon
 from flwr_safedshb.privacy.evaluation import Question, private_counts
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
@@ -130,5 +130,5 @@ def composition(steps: int, answers: int) -> Composition:
     accountant.compose(step, steps)
     if answers:
         accountant.compose(dp.GaussianDpEvent(60.0), answers)
-    ours = epsilon([(plan, steps), (second, answers)], 1e-5)
+    ours = compute_epsilon([(plan, steps), (second, answers)], 1e-5)
     return Composition(steps, answers, ours, accountant.get_epsilon(1e-5))

@@ -28,7 +28,7 @@ from flwr_safedshb.aggregation.gram import (
     weighted_lambda,
 )
 from flwr_safedshb.aggregation.rule import FloatArray, Notion, Weighing
-from flwr_safedshb.aggregation.smea.jit import compiled
+from flwr_safedshb.aggregation.smea.kernels import compile_kernel
 from flwr_safedshb.theory import kappa_lower_bound
 
 # All sets are looked at, and a matrix has their number squared.
@@ -87,7 +87,7 @@ class MinMaxPoint(GramRule):
         return weights, ratios
 
 
-@compiled
+@compile_kernel
 def smallest_ratio(
     products: FloatArray, tops: FloatArray, first: int
 ) -> tuple[FloatArray, float]:
@@ -128,7 +128,7 @@ def smallest_ratio(
     return best, ratio
 
 
-@compiled
+@compile_kernel
 def _best_of(
     products: FloatArray, linear: FloatArray, mu: FloatArray, active: NDArray[np.bool_]
 ) -> FloatArray:

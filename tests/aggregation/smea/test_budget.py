@@ -7,11 +7,17 @@ import pytest
 
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.aggregation.gram import outermost_first, squared_distances
-from flwr_safedshb.aggregation.smea import kernel, search
-from flwr_safedshb.aggregation.smea import search_state as stacks
-from flwr_safedshb.aggregation.smea.budget import DECOMPOSITION, NODE, Budget, passes
+from flwr_safedshb.aggregation.smea import branch_and_bound as bnb
+from flwr_safedshb.aggregation.smea import search_state as st
+from flwr_safedshb.aggregation.smea.budget import (
+    DECOMPOSITION,
+    NODE,
+    WorkBudget,
+    work_of_passes,
+)
 from flwr_safedshb.aggregation.smea.certificate import ROUND, ROUNDS
-from flwr_safedshb.aggregation.smea.root_cases import equal_kinds
+from flwr_safedshb.aggregation.smea.root_cases import group_equal_vectors
+from flwr_safedshb.aggregation.smea.search import find_best_subset
 from tests.oracles import Floats
 
 HOSTILE: dict[str, Callable[[int, np.random.Generator], Floats]] = {
@@ -42,11 +48,11 @@ def ordered(x: Floats, f: int) -> Floats:
 @pytest.mark.parametrize(("n", "f"), [(60, 29), (120, 24)])
 def test_no_input_takes_more_than_the_budget(name: str, n: int, f: int) -> None:
     x = HOSTILE[name](n, np.random.default_rng(0))
-    budget = Budget(1000 * NODE)
-    _, value, bound = search.search(ordered(x, f), n - f, budget)
+    budget = WorkBudget(1000 * NODE)
+    _, value, bound = find_best_subset(ordered(x, f), n - f, budget)
     assert bound <= value
     # What may come on top: a step of the search with its exclusions, and the game.
-    most = passes(2 * DECOMPOSITION + ROUND * ROUNDS + 20 * f, n)
+    most = work_of_passes(2 * DECOMPOSITION + ROUND * ROUNDS + 20 * f, n)
     assert budget.spent <= budget.total + most
 
 
@@ -66,18 +72,18 @@ def test_every_decomposition_is_paid_for(
 
         monkeypatch.setattr(np.linalg, function, counted)
     x = HOSTILE[name](n, np.random.default_rng(0))
-    budget = Budget(1000 * NODE)
-    search.search(ordered(x, f), n - f, budget)
-    paid = sum(passes(DECOMPOSITION // 2, c) for c in sizes if c > n // 2)
+    budget = WorkBudget(1000 * NODE)
+    find_best_subset(ordered(x, f), n - f, budget)
+    paid = sum(work_of_passes(DECOMPOSITION // 2, c) for c in sizes if c > n // 2)
     assert sizes
     assert paid <= budget.spent
 
 
 def test_larger_matrices_are_charged_for_more() -> None:
     """A node over 1,000 vectors must not count like one over 100."""
-    assert passes(3, 10) == passes(3, 100) == 3 * 100**2
-    assert passes(1, 1000) >= 100 * passes(1, 100)
-    rows = [passes(1, c) for c in range(1, 1200)]
+    assert work_of_passes(3, 10) == work_of_passes(3, 100) == 3 * 100**2
+    assert work_of_passes(1, 1000) >= 100 * work_of_passes(1, 100)
+    rows = [work_of_passes(1, c) for c in range(1, 1200)]
     assert rows == sorted(rows)
 
 
@@ -87,19 +93,19 @@ def test_levels_that_do_not_fit_are_computed_anew(
 ) -> None:
     """With room for two levels, the answers are those with room for all."""
     restored = 0
-    plain = stacks.restore
+    plain = st.restore_level
 
-    def counted(stack: stacks.Stack) -> None:
+    def counted(search: st.SearchState) -> None:
         nonlocal restored
         restored += 1
-        plain(stack)
+        plain(search)
 
     for seed in range(3):
         x = np.random.default_rng(seed).normal(size=(34, dimension))
         roomy = SMEA().weigh(x @ x.T, 9)
         with monkeypatch.context() as patch:
-            patch.setattr(stacks, "BYTES", 0)
-            patch.setattr(stacks, "restore", counted)
+            patch.setattr(st, "BYTES", 0)
+            patch.setattr(st, "restore_level", counted)
             tight = SMEA().weigh(x @ x.T, 9)
         assert roomy.lower_bound == roomy.lambda_max
         assert tight.lower_bound == tight.lambda_max
@@ -109,11 +115,11 @@ def test_levels_that_do_not_fit_are_computed_anew(
     assert restored >= 30
 
 
-def test_memory_of_the_stack_is_bounded() -> None:
-    stack = stacks.new_stack(np.eye(600), 500, np.arange(600))
-    assert stack.memory.nbytes <= stacks.BYTES
-    stack = stacks.new_stack(np.eye(90), 80, np.arange(90))
-    assert stack.memory.shape[1] == 81
+def test_memory_of_a_search_is_bounded() -> None:
+    search = st.new_search(np.eye(600), 500, np.arange(600))
+    assert search.memory.nbytes <= st.BYTES
+    search = st.new_search(np.eye(90), 80, np.arange(90))
+    assert search.memory.shape[1] == 81
 
 
 def test_a_search_goes_on_where_it_was_stopped() -> None:
@@ -121,21 +127,21 @@ def test_a_search_goes_on_where_it_was_stopped() -> None:
     rng = np.random.default_rng(6)
     points = rng.normal(size=(40, 30))
     matrix = 1.0 + np.eye(40) - points @ points.T / 72.0
-    whole, sliced = (stacks.new_stack(matrix, 32, np.arange(40)) for _ in range(2))
-    assert kernel.advance(whole, 10**12) == kernel.EXHAUSTED
+    whole, sliced = (st.new_search(matrix, 32, np.arange(40)) for _ in range(2))
+    assert bnb.advance_search(whole, 10**12) == bnb.EXHAUSTED
     slices = 0
-    while (state := kernel.advance(sliced, 1)) == kernel.OUT_OF_WORK:
+    while (state := bnb.advance_search(sliced, 1)) == bnb.OUT_OF_WORK:
         slices += 1
-    assert state == kernel.EXHAUSTED
-    nodes = int(whole.cursor[stacks.NODES])
-    assert sliced.cursor[stacks.NODES] == nodes
+    assert state == bnb.EXHAUSTED
+    nodes = int(whole.cursor[st.NODES])
+    assert sliced.cursor[st.NODES] == nodes
     assert slices >= nodes >= 100
 
 
 def test_equal_vectors_are_found_however_many() -> None:
     x = np.repeat(np.random.default_rng(7).normal(size=(5, 3)), 80, axis=0)
-    kinds = equal_kinds(squared_distances(x @ x.T))
-    assert kinds.tolist() == [80 * (i // 80) for i in range(400)]
+    groups = group_equal_vectors(squared_distances(x @ x.T))
+    assert groups.tolist() == [80 * (i // 80) for i in range(400)]
 
 
 @pytest.mark.parametrize("f", [30, 149])

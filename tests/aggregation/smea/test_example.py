@@ -9,7 +9,12 @@ import pytest
 from flwr_safedshb import SMEA
 from flwr_safedshb.aggregation.rule import FloatArray
 from flwr_safedshb.aggregation.smea import example
-from flwr_safedshb.aggregation.smea.example import POINTS, F, settle, top_eigenvalue
+from flwr_safedshb.aggregation.smea.example import (
+    POINTS,
+    F,
+    derive_conclusions,
+    top_eigenvalue,
+)
 
 PAGE = Path(__file__).parents[3] / "docs" / "robustness.md"
 
@@ -30,7 +35,7 @@ def test_every_conclusion_is_true(seed: int) -> None:
     points = rng.normal(size=(n, 3)) * rng.choice([1.0, 3.0], size=(n, 1))
     t = top_eigenvalue(points[: n - f]) * rng.uniform(0.5, 1.0)
     better = better_sets(points, f, 0, t)
-    for one in settle(points, f, 0, t):
+    for one in derive_conclusions(points, f, 0, t):
         match one.prune:
             case "nothing":
                 assert not better

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.aggregation.gram import outermost_first
 from flwr_safedshb.aggregation.smea import rule
-from flwr_safedshb.aggregation.smea.budget import NODE, Budget
-from flwr_safedshb.aggregation.smea.search import search
+from flwr_safedshb.aggregation.smea.budget import NODE, WorkBudget
+from flwr_safedshb.aggregation.smea.search import find_best_subset
 from flwr_safedshb.theory import kappa_smea
 from tests.oracles import (
     FAMILIES,
@@ -184,8 +184,8 @@ def test_stopped_search_certifies_a_true_lower_bound(
         ordered, _ = outermost_first(x @ x.T, n - f)
         bounds = []
         for max_nodes in (0, 60, 120, 240, 480):
-            budget = Budget(max_nodes * NODE, time_limit)
-            _, value, bound = search(ordered, n - f, budget)
+            budget = WorkBudget(max_nodes * NODE, time_limit)
+            _, value, bound = find_best_subset(ordered, n - f, budget)
             assert bound <= optimum + room
             assert value >= optimum - room
             bounds.append(bound)

@@ -11,10 +11,10 @@ from scipy.stats import norm
 
 from flwr_safedshb.privacy.accounting.accountant import (
     Charges,
-    epsilon,
-    epsilon_upper_bound,
-    max_steps,
-    statement,
+    bound_epsilon,
+    compute_epsilon,
+    find_max_steps,
+    state_epsilon,
 )
 from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted, Ledger
 from flwr_safedshb.privacy.plan import PrivacyPlan
@@ -53,11 +53,11 @@ def test_evaluations_are_the_gaussian_mechanism(count: int) -> None:
 def test_two_kinds_of_evaluations_compose_as_gaussians_do() -> None:
     other = replace(EVALUATE, noise_multiplier=7.0)
     exact = gaussian(math.sqrt(30 / 400 + 5 / 49))
-    found = epsilon([(EVALUATE, 30), (other, 5)], DELTA)
+    found = compute_epsilon([(EVALUATE, 30), (other, 5)], DELTA)
     assert exact <= found <= 1.001 * exact
 
 
-@pytest.mark.parametrize("bound", [epsilon, epsilon_upper_bound])
+@pytest.mark.parametrize("bound", [compute_epsilon, bound_epsilon])
 def test_the_parts_of_a_split_cost_the_larger(
     bound: Callable[[Charges, float], float],
 ) -> None:
@@ -70,18 +70,23 @@ def test_the_parts_of_a_split_cost_the_larger(
 def test_what_is_for_all_examples_is_paid_by_both_parts() -> None:
     charges = [(trained(), 100), (held_out(), 30), (TRAIN, 50)]
     expected = max(
-        epsilon([(TRAIN, 150)], DELTA), epsilon([(EVALUATE, 30), (TRAIN, 50)], DELTA)
+        compute_epsilon([(TRAIN, 150)], DELTA),
+        compute_epsilon([(EVALUATE, 30), (TRAIN, 50)], DELTA),
     )
-    assert epsilon(charges, DELTA) == expected
+    assert compute_epsilon(charges, DELTA) == expected
 
 
 def test_two_splits_of_the_same_data_cost_the_sum() -> None:
     """What is held out in one run may train in another."""
     charges = [(trained(), 100), (held_out(OTHER), 30)]
-    assert epsilon(charges, DELTA) == epsilon([(TRAIN, 100), (EVALUATE, 30)], DELTA)
+    assert compute_epsilon(charges, DELTA) == compute_epsilon(
+        [(TRAIN, 100), (EVALUATE, 30)], DELTA
+    )
     # A split that is only asked about is none.
     past = [(trained(), 100), (held_out(), 30)]
-    assert epsilon([*past, (held_out(OTHER), 0)], DELTA) == epsilon(past, DELTA)
+    assert compute_epsilon([*past, (held_out(OTHER), 0)], DELTA) == compute_epsilon(
+        past, DELTA
+    )
 
 
 def test_units_are_joined_before_the_parts_are_split() -> None:
@@ -92,25 +97,25 @@ def test_units_are_joined_before_the_parts_are_split() -> None:
     added = PrivacyPlan(1.0, 1.0, 25, 2763, "poisson", "add-remove")
     part = replace(added, part=f"trained:{DIGEST}")
     charges = [(part, 400), (held_out(), 1)]
-    for bound in (epsilon, epsilon_upper_bound):
+    for bound in (compute_epsilon, bound_epsilon):
         joined = bound([(replace(added, adjacency="replace-one"), 400)], 1e-4)
         assert bound(charges, 1e-4) == bound([(added, 400)], 1e-4, "replace-one")
         assert bound(charges, 1e-4) == joined
-    assert epsilon(charges, 1e-4) == pytest.approx(0.5406, abs=1e-4)
-    assert epsilon([(added, 400)], 1e-4) == pytest.approx(0.2764, abs=1e-4)
-    assert statement(charges, 1e-4).adjacency == "replace-one"
+    assert compute_epsilon(charges, 1e-4) == pytest.approx(0.5406, abs=1e-4)
+    assert compute_epsilon([(added, 400)], 1e-4) == pytest.approx(0.2764, abs=1e-4)
+    assert state_epsilon(charges, 1e-4).adjacency == "replace-one"
 
 
 def test_a_unit_that_a_sampler_has_no_accountant_for_is_refused() -> None:
     with pytest.raises(ValueError, match="adjacency='add-remove' has no accountant"):
-        epsilon([(TRAIN, 1)], DELTA, "add-remove")
+        compute_epsilon([(TRAIN, 1)], DELTA, "add-remove")
 
 
 def test_steps_that_fit_are_counted_for_the_part() -> None:
     limit = TRAIN.epsilon(100, DELTA)
     past = [(held_out(), 30)]
-    assert max_steps(past, trained(), DELTA, limit) == 100
-    assert max_steps([(EVALUATE, 30)], TRAIN, DELTA, limit) < 100
+    assert find_max_steps(past, trained(), DELTA, limit) == 100
+    assert find_max_steps([(EVALUATE, 30)], TRAIN, DELTA, limit) < 100
 
 
 def test_a_ledger_remembers_the_split_over_runs(tmp_path: Path) -> None:
@@ -150,7 +155,7 @@ def test_noise_is_found_beside_evaluations() -> None:
     plan = PrivacyPlan.calibrate(
         2.0, DELTA, 400, clip_norm=1.0, batch_size=25, num_examples=500, beside=beside
     )
-    assert 1.98 <= epsilon([(plan, 400), *beside], DELTA) <= 2.0
+    assert 1.98 <= compute_epsilon([(plan, 400), *beside], DELTA) <= 2.0
     with pytest.raises(ValueError, match="is spent by what is released beside"):
         PrivacyPlan.calibrate(
             1.0, DELTA, 400, clip_norm=1.0, batch_size=25, num_examples=500,

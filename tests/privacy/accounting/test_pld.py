@@ -9,9 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from flwr_safedshb.privacy.accounting import pld
-from flwr_safedshb.privacy.accounting import pld_tilting as tilted
-from flwr_safedshb.privacy.accounting.accountant import epsilon, epsilon_upper_bound
+from flwr_safedshb.privacy.accounting import pld, pld_tilting
+from flwr_safedshb.privacy.accounting.accountant import bound_epsilon, compute_epsilon
 from flwr_safedshb.privacy.accounting.privacy_loss import ORDERS
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from simulations.studies.accounting.__main__ import compare
@@ -47,22 +46,22 @@ def test_many_steps_at_the_least_delta() -> None:
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute what is asked for again anew, and remember nothing of this test."""
-    plain = pld._composed_epsilon.__wrapped__
-    monkeypatch.setattr(pld, "_composed_epsilon", plain)
+    plain = pld._compute_pld_epsilon.__wrapped__
+    monkeypatch.setattr(pld, "_compute_pld_epsilon", plain)
 
 
 @pytest.mark.usefixtures("forgetful")
 def test_a_larger_error_gives_a_larger_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = PrivacyPlan(1.0, 2.0, 25, 2763)
-    steps = [(profile, 400) for profile in plan.sampler.profiles(plan)]
+    steps = [(profile, 400) for profile in plan.sampler.dominating_pairs(plan)]
     found = []
-    for rounding in (tilted._ROUNDING, 1e-9, 1e-7, 1e-3):
-        monkeypatch.setattr(tilted, "_ROUNDING", rounding)
-        found.append(pld.composed_epsilon(steps, 1e-9))
+    for rounding in (pld_tilting._ROUNDING, 1e-9, 1e-7, 1e-3):
+        monkeypatch.setattr(pld_tilting, "_ROUNDING", rounding)
+        found.append(pld.compute_pld_epsilon(steps, 1e-9))
     assert found == sorted(found)
     assert found[0] < found[2]
     # Hopeless errors leave the bound that needs no transform.
-    assert found[-1] == pld.quick_epsilon(steps, 1e-9)
+    assert found[-1] == pld.compute_moment_epsilon(steps, 1e-9)
 
 
 @pytest.mark.usefixtures("forgetful")
@@ -73,7 +72,7 @@ def test_what_is_not_finite_is_infinite(
     spoilt = np.full(len(ORDERS), moments)
     monkeypatch.setattr(pld, "moments", lambda *_: (spoilt, 0.0))
     charges = [(PrivacyPlan(1.0, 2.0, 25, 2763), 3)]
-    assert epsilon(charges, 1e-5) == math.inf == epsilon_upper_bound(charges, 1e-5)
+    assert compute_epsilon(charges, 1e-5) == math.inf == bound_epsilon(charges, 1e-5)
 
 
 # Numbers of either end of what is accepted.
@@ -102,7 +101,7 @@ def test_every_accepted_number_has_ordered_bounds(
     batch, examples = sizes
     plan = PrivacyPlan(1.0, noise, batch, examples, *kind)  # type: ignore[arg-type]
     exact = plan.epsilon(steps, delta)
-    assert 0 <= exact <= epsilon_upper_bound([(plan, steps)], delta)
+    assert 0 <= exact <= bound_epsilon([(plan, steps)], delta)
     assert exact < math.inf
 
 
@@ -133,16 +132,16 @@ def test_all_bounds_agree_on_which_of_two_histories_costs_more(
         other_delta = max(delta / 2, 1e-12)
     else:
         other = [*history, (plan(3 * noise, batch), max(1, steps // 10))]
-    for bound in (epsilon_upper_bound, epsilon):
+    for bound in (bound_epsilon, compute_epsilon):
         assert bound(history, delta) <= bound(other, other_delta) * (1 + 1e-9)
 
 
 def test_plans_of_very_different_losses_are_composed_tightly() -> None:
     # One full batch with much noise, and many rare small steps: neither grid fits both.
     rare, full = PrivacyPlan(1.0, 3.0, 1, 1000), PrivacyPlan(1.0, 60.0, 10, 10)
-    together = epsilon([(rare, 100_000), (full, 1)], 1e-5)
-    alone = epsilon([(rare, 100_000)], 1e-5)
-    assert alone < together < epsilon_upper_bound([(rare, 100_000), (full, 1)], 1e-5)
+    together = compute_epsilon([(rare, 100_000), (full, 1)], 1e-5)
+    alone = compute_epsilon([(rare, 100_000)], 1e-5)
+    assert alone < together < bound_epsilon([(rare, 100_000), (full, 1)], 1e-5)
     assert together < 1.05 * alone
 
 
@@ -152,19 +151,21 @@ def test_losses_of_any_two_sizes_are_composed_in_little_memory() -> None:
     quiet = PrivacyPlan(1.0, 1e6, 8, 8, "poisson")
     loud = PrivacyPlan(1.0, 0.1, 8, 8)
     tracemalloc.start()
-    found = epsilon([(quiet, 1), (loud, 1)], 1e-6)
+    found = compute_epsilon([(quiet, 1), (loud, 1)], 1e-6)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 2**29
-    alone = epsilon([(loud, 1)], 1e-6)
-    assert alone <= found <= epsilon_upper_bound([(quiet, 1), (loud, 1)], 1e-6)
+    alone = compute_epsilon([(loud, 1)], 1e-6)
+    assert alone <= found <= bound_epsilon([(quiet, 1), (loud, 1)], 1e-6)
 
 
 def test_coarser_grids_keep_the_masses_that_they_move() -> None:
     rng, tilt = np.random.default_rng(0), 0.7
-    part = tilted.Tilted(2.0**-10, np.arange(-37, 91), rng.random(128), 1e-9)
+    part = pld_tilting.TiltedDistribution(
+        2.0**-10, np.arange(-37, 91), rng.random(128), 1e-9
+    )
     for ratio in (2, 16, 1024):
-        coarse = tilted._coarsened(part, part.spacing * ratio, tilt)
+        coarse = pld_tilting.coarsen_grid(part, part.spacing * ratio, tilt)
         fine, moved = part.points * part.spacing, coarse.points * coarse.spacing
         for power in (0.0, -1.0):  # the probability under P, and under Q
             before = part.masses @ np.exp((power - tilt) * fine)

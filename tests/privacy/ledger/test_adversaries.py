@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flwr_safedshb.privacy.accounting import accountant
-from flwr_safedshb.privacy.ledger.budget import Budget, cut_block
+from flwr_safedshb.privacy.ledger.budget import Budget, shrink_block
 from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted, Ledger
 from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan
 from tests.privacy.ledger.adversary import Move, worst_delta
@@ -33,7 +33,7 @@ def charges_of(moves: Sequence[Move], counts: Sequence[int]) -> dict[PrivacyPlan
     charged: Counter[PrivacyPlan] = Counter()
     for move, count in zip(moves, counts, strict=True):
         if count:
-            charged[move.plan.in_unit(UNIT)] += move.steps * count
+            charged[move.plan.convert_to_unit(UNIT)] += move.steps * count
     return dict(charged)
 
 
@@ -58,7 +58,10 @@ def test_a_composition_of_adaptive_choices_is_no_bound() -> None:
     def composed(counts: tuple[int, ...]) -> bool:
         if max(counts) > 1:
             return False
-        return accountant.epsilon([*charges_of(ATTACK, counts).items()], 1e-5) <= 2.0
+        return (
+            accountant.compute_epsilon([*charges_of(ATTACK, counts).items()], 1e-5)
+            <= 2.0
+        )
 
     delta, histories = worst_delta(2.0, ATTACK, composed, start=(0,))
     assert histories == 3
@@ -88,7 +91,7 @@ def game(seed: int) -> tuple[float, float, list[Move], list[tuple[PrivacyPlan, i
         cost = float(limit * rng.uniform(0.25, 0.8))
         # Few, where each is rounded.
         most = 2000 if kind == "whole" else 24
-        steps = min(accountant.max_steps([], plan, delta, cost), most)
+        steps = min(accountant.find_max_steps([], plan, delta, cost), most)
         if steps == 0:
             continue
         moves.append(Move(plan, steps))
@@ -104,10 +107,12 @@ def test_the_best_adversary_stays_within_the_limit(seed: int) -> None:
     limit, delta, moves, block = game(seed)
     for start in [None] if block else [(i,) for i in range(len(moves))]:
         if start is None:
-            first = [*cut_block(block, delta, limit, UNIT)]
+            first = [*shrink_block(block, delta, limit, UNIT)]
         else:
             first = [(moves[start[0]].plan, moves[start[0]].steps)]
-        same = tuple((plan.in_unit(UNIT), steps) for plan, steps in first if steps)
+        same = tuple(
+            (plan.convert_to_unit(UNIT), steps) for plan, steps in first if steps
+        )
         budget = Budget(same, delta, limit, limit, UNIT)
 
         def allowed(counts: tuple[int, ...], budget: Budget = budget) -> bool:

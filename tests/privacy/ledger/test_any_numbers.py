@@ -63,7 +63,7 @@ def test_any_charges_leave_a_finite_epsilon_within_the_budget(
         spent = Ledger(path).epsilon()
         assert 0.0 <= spent <= BUDGET
         # What is chosen charge by charge costs more than what is fixed beforehand.
-        assert spent >= accountant.epsilon(accepted, DELTA, "replace-one")
+        assert spent >= accountant.compute_epsilon(accepted, DELTA, "replace-one")
         listed = [(charge.plan, charge.steps) for charge in ledger.charges()]
         assert listed == accepted
         for one in [ledger, *others]:
@@ -195,6 +195,6 @@ def test_many_plans_and_many_charges_stay_cheap(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "l.sqlite", BUDGET, DELTA)
     for i in range(20):
         ledger.charge(PrivacyPlan(1.0, 50.0 + i, 25, 2763))
-    with mock.patch.object(pld, "one_step", side_effect=AssertionError):
+    with mock.patch.object(pld, "discretize_step", side_effect=AssertionError):
         ledger.charge(PrivacyPlan(1.0, 70.0, 25, 2763))
         assert 0.0 < ledger.epsilon() <= BUDGET

@@ -43,7 +43,7 @@ def test_a_committed_run_costs_its_privacy_loss_distribution(
 
 
 def test_a_run_pays_for_its_evaluations_in_any_order(path: Path) -> None:
-    limit = accountant.epsilon([(PAPER, 30), (EVALUATE, 3)], DELTA) * (1 + 1e-6)
+    limit = accountant.compute_epsilon([(PAPER, 30), (EVALUATE, 3)], DELTA) * (1 + 1e-6)
     ledger = Ledger(path, limit, DELTA)
     ledger.commit([(PAPER, 30), (EVALUATE, 3)], "run")
     for plan in (EVALUATE, PAPER, EVALUATE):
@@ -128,7 +128,7 @@ def test_a_commitment_larger_than_the_budget_is_cut(
     found = {c.plan: c.steps for c in ledger.commitments()}
     assert found[EVALUATE] == found[PAPER] // 100 > 0
     more = [(PAPER, found[PAPER] + 1), (EVALUATE, 40 * (found[PAPER] + 1) // 4000)]
-    assert ledger.epsilon() <= 0.6 < accountant.epsilon(more, DELTA)
+    assert ledger.epsilon() <= 0.6 < accountant.compute_epsilon(more, DELTA)
     assert "asks for up to 4000 and 40 steps" in caplog.text
 
 

@@ -67,7 +67,7 @@ def test_epsilon_covers_runs_restarts_and_plans(path: Path) -> None:
         ledger.charge(PLAN, steps=9, run=1)
     ledger = Ledger(path)
     ledger.charge(OTHER, steps=5, run="second")
-    fixed = accountant.epsilon([(PLAN, 10), (OTHER, 5)], DELTA)
+    fixed = accountant.compute_epsilon([(PLAN, 10), (OTHER, 5)], DELTA)
     assert fixed < ledger.epsilon() == Ledger(path).epsilon() < 3.0
     assert (ledger.max_epsilon, ledger.delta) == (3.0, DELTA)
     listed = [(c.run, c.plan, c.steps) for c in ledger.charges()]
@@ -82,7 +82,7 @@ def test_epsilon_covers_runs_restarts_and_plans(path: Path) -> None:
 def test_last_step_that_fits_is_taken_and_no_other(
     path: Path, past: list[tuple[PrivacyPlan, int]]
 ) -> None:
-    budget = 3 * accountant.epsilon([(PLAN, 60), (OTHER, 3)], DELTA)
+    budget = 3 * accountant.compute_epsilon([(PLAN, 60), (OTHER, 3)], DELTA)
     ledger = Ledger(path, budget, DELTA)
     for plan, steps in past or [(PLAN, 1)]:
         ledger.charge(plan, steps)
@@ -100,7 +100,7 @@ def test_last_step_that_fits_is_taken_and_no_other(
 
 
 def test_exhausted_for_one_plan_may_still_have_room_for_another(path: Path) -> None:
-    budget = 3 * accountant.epsilon([(PLAN, 60)], DELTA)
+    budget = 3 * accountant.compute_epsilon([(PLAN, 60)], DELTA)
     ledger = Ledger(path, budget, DELTA)
     with pytest.raises(BudgetExhausted):
         ledger.charge(PLAN, steps=10**6)
@@ -121,7 +121,7 @@ def test_plan_without_noise_never_fits(path: Path) -> None:
 def test_many_steps_are_decided_with_little_accounting(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    budget = 2 * accountant.epsilon([(PLAN, 60)], DELTA)
+    budget = 2 * accountant.compute_epsilon([(PLAN, 60)], DELTA)
     searches: list[int] = []
     search = Budget.most_steps
 
@@ -141,7 +141,7 @@ def test_what_one_object_knows_to_fit_does_not_outlive_the_charges_of_another(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is remembered is compared with the file, and not with what was seen last."""
-    budget = 2 * accountant.epsilon([(PLAN, 300)], DELTA)
+    budget = 2 * accountant.compute_epsilon([(PLAN, 300)], DELTA)
     ledger, elsewhere = Ledger(path, budget, DELTA), Ledger(path)
     asked: list[int] = []
     search = Budget.most_steps
@@ -301,7 +301,7 @@ def charge_all(path: Path, plan: PrivacyPlan, taken: Path) -> None:
 def test_two_processes_cannot_both_take_the_last_step(
     path: Path, plans: tuple[PrivacyPlan, PrivacyPlan]
 ) -> None:
-    ledger = Ledger(path, 2 * accountant.epsilon([(PLAN, 20)], DELTA), DELTA)
+    ledger = Ledger(path, 2 * accountant.compute_epsilon([(PLAN, 20)], DELTA), DELTA)
     ledger.charge(PLAN)
     alone = ledger.steps_left(PLAN)
     logs = [path.with_suffix(f".taken{i}") for i in range(2)]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flwr_safedshb.privacy.accounting import baselines as comparisons
+from flwr_safedshb.privacy.accounting import baselines
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from simulations.config import composed
 from simulations.models import MLP
@@ -16,7 +16,7 @@ from tests.records import made_up
 @pytest.mark.parametrize("epsilon", [0.125, 2.0])
 def test_the_noise_is_that_of_the_papers_epsilon(epsilon: float) -> None:
     plan = PrivacyPlan(1.0, NOISES[epsilon], 16, 3000, "poisson", "add-remove")
-    found = comparisons.rdp(plan, 1500, 1.497e-4).epsilon
+    found = baselines.rdp(plan, 1500, 1.497e-4).epsilon
     assert epsilon * 0.995 < found <= epsilon * 1.0005
 
 

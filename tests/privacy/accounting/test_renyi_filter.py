@@ -68,8 +68,8 @@ def test_moments_of_a_step_are_at_least_those_of_either_order_of_the_datasets(
     rate = 1.0 if sampling == "whole" else rate
     batch = round(1000 * rate)
     plan = PrivacyPlan(1.0, noise, batch, 1000, sampling)
-    (profile,) = plan.sampler.profiles(plan)
-    moments, _ = pld.adaptive_moments([(profile, 1)], DELTA)
+    (profile,) = plan.sampler.dominating_pairs(plan)
+    moments, _ = pld.compute_filter_moments([(profile, 1)], DELTA)
     found = float(moments[int(np.argmin(np.abs(POSITIVE - order)))])
     std = 2 * noise if sampling == "poisson" else noise
     both = [
@@ -115,7 +115,7 @@ def test_a_filter_never_says_less_than_what_was_fixed_beforehand(
 ) -> None:
     plan = PrivacyPlan(1.0, noise, 25, 2763, sampling)
     renyi = RenyiFilter(((plan, 1),), DELTA, 2.0, "replace-one")
-    assert renyi.epsilon([(plan, steps)]) >= accountant.epsilon(
+    assert renyi.epsilon([(plan, steps)]) >= accountant.compute_epsilon(
         [(plan, steps)], DELTA, "replace-one"
     )
 

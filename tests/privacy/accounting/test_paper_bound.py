@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import gammaln, logsumexp
 
-from flwr_safedshb.privacy.accounting import paper_bound as theorem
+from flwr_safedshb.privacy.accounting import paper_bound
 
 
 def added_up(order: int, s: float, rate: float) -> float:
@@ -28,7 +28,10 @@ def added_up(order: int, s: float, rate: float) -> float:
 def test_long_sums_are_bounded_and_short_ones_exact(
     s: float, rate: float, order: int
 ) -> None:
-    found, exact = theorem.sampled_divergence(order, s, rate), added_up(order, s, rate)
+    found, exact = (
+        paper_bound.bound_divergence(order, s, rate),
+        added_up(order, s, rate),
+    )
     if order <= 16_384:
         assert found == pytest.approx(exact, rel=1e-9)
     else:
@@ -40,7 +43,7 @@ def test_long_sums_are_bounded_and_short_ones_exact(
 def test_the_infimum_is_not_cut_at_1024() -> None:
     # s = 20, b = 25, m = 1e5, T = 1: 5.7 times smaller than with orders up to 1024.
     cut = min(added_up(a, 20.0, 2.5e-4) + math.log(1e4) / (a - 1) for a in (1023, 1024))
-    found = theorem.infimum(20.0, 2.5e-4, 1, 1e-4)
+    found = paper_bound.minimize_epsilon(20.0, 2.5e-4, 1, 1e-4)
     assert cut / found == pytest.approx(5.72, abs=0.01)
     # And nothing of what it looked past is smaller.
     orders = range(2, 12_000, 97)
@@ -51,7 +54,7 @@ def test_the_infimum_is_not_cut_at_1024() -> None:
 
 def test_the_best_order_may_be_in_the_millions() -> None:
     for s, rate in ((1e3, 2.5e-4), (1e6, 1e-9)):
-        found = theorem.infimum(s, rate, 1, 1e-4)
+        found = paper_bound.minimize_epsilon(s, rate, 1, 1e-4)
         # Some 2/r: far beyond what could be added up, and still an epsilon above 0.
         assert 0.0 < found < 2 * math.log(1e4) * rate
 
@@ -61,4 +64,6 @@ def test_the_search_finds_the_best_integer(s: float, rate: float, steps: int) ->
     best = min(
         steps * added_up(a, s, rate) + math.log(1e5) / (a - 1) for a in range(2, 600)
     )
-    assert theorem.infimum(s, rate, steps, 1e-5) == pytest.approx(best, rel=1e-9)
+    assert paper_bound.minimize_epsilon(s, rate, steps, 1e-5) == pytest.approx(
+        best, rel=1e-9
+    )

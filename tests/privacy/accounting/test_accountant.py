@@ -16,11 +16,14 @@ from scipy.stats import norm
 
 from flwr_safedshb.privacy.accounting import accountant
 from flwr_safedshb.privacy.accounting.accountant import (
-    epsilon,
-    epsilon_upper_bound,
-    max_steps,
+    bound_epsilon,
+    compute_epsilon,
+    find_max_steps,
 )
-from flwr_safedshb.privacy.accounting.privacy_loss import Losses, one_step
+from flwr_safedshb.privacy.accounting.privacy_loss import (
+    LossDistribution,
+    discretize_step,
+)
 from flwr_safedshb.privacy.accounting.ranges import MAX_STEPS
 from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan, Sampling
 
@@ -70,12 +73,12 @@ def hockey_stick(
 def delta_of_one_step(plan: PrivacyPlan, eps: float) -> float:
     """The larger delta of its profiles, from their losses on a grid."""
 
-    def delta(step: Losses) -> float:
+    def delta(step: LossDistribution) -> float:
         beyond = np.maximum(step.points * step.spacing - eps, 0.0)
         return float(step.masses @ -np.expm1(-beyond))
 
-    profiles = plan.sampler.profiles(plan)
-    return max(delta(one_step(profile, 2.0**-13, 300)) for profile in profiles)
+    profiles = plan.sampler.dominating_pairs(plan)
+    return max(delta(discretize_step(profile, 2.0**-13, 300)) for profile in profiles)
 
 
 @pytest.mark.parametrize("eps", [-0.3125, -0.015625, 0.0, 0.0078125, 0.1875, 0.5])
@@ -167,7 +170,7 @@ def test_composition_equals_an_independent_convolution(
 ) -> None:
     expected = epsilon_by_inversion(parts, DELTA)
     charges = [(make(s, round(25 / rate)), steps) for s, rate, steps in parts]
-    found = epsilon(charges, DELTA)
+    found = compute_epsilon(charges, DELTA)
     # Pessimistic, and hardly so.
     assert expected * (1 - 1e-6) <= found <= expected * 1.002
 
@@ -211,7 +214,7 @@ def test_between_one_ordered_pair_and_the_renyi_bound(s: int, m: int) -> None:
     if (s, m) == (1, 2763):
         assert lower == pytest.approx(0.859, abs=0.001)
     charges = [(make(s, m), 400)]
-    assert lower < epsilon(charges, DELTA) < epsilon_upper_bound(charges, DELTA)
+    assert lower < compute_epsilon(charges, DELTA) < bound_epsilon(charges, DELTA)
 
 
 # --- properties -----------------------------------------------------------------------
@@ -263,7 +266,7 @@ def test_upper_bound_is_one(
     parts: list[tuple[float, tuple[Sampling, Adjacency], int]],
 ) -> None:
     charges = [(make(s, 1000, *kind), steps) for s, kind, steps in parts]
-    assert epsilon(charges, 1e-5) <= epsilon_upper_bound(charges, 1e-5)
+    assert compute_epsilon(charges, 1e-5) <= bound_epsilon(charges, 1e-5)
 
 
 @quick
@@ -282,38 +285,44 @@ def test_a_wider_unit_and_a_fixed_size_cost_more(s: float, b: int, steps: int) -
 
 def test_no_steps_cost_nothing_and_no_noise_everything() -> None:
     silent = make(0.0)
-    assert epsilon([], DELTA) == 0 == epsilon_upper_bound([], DELTA)
-    assert epsilon([(silent, 0), (make(2), 0)], DELTA) == 0
+    assert compute_epsilon([], DELTA) == 0 == bound_epsilon([], DELTA)
+    assert compute_epsilon([(silent, 0), (make(2), 0)], DELTA) == 0
     for charges in ([(silent, 1)], [(make(2), 5), (silent, 1)]):
-        assert epsilon(charges, DELTA) == math.inf
-        assert epsilon_upper_bound(charges, DELTA) == math.inf
-    assert max_steps([], silent, DELTA, 100.0) == 0
+        assert compute_epsilon(charges, DELTA) == math.inf
+        assert bound_epsilon(charges, DELTA) == math.inf
+    assert find_max_steps([], silent, DELTA, 100.0) == 0
 
 
 def test_clip_and_its_computation_have_no_price() -> None:
     plan = make(2.0)
     other = replace(plan, clip_norm=7.0, clipping="ghost")
-    assert epsilon([(plan, 100), (other, 300)], DELTA) == plan.epsilon(400, DELTA)
+    assert compute_epsilon([(plan, 100), (other, 300)], DELTA) == plan.epsilon(
+        400, DELTA
+    )
 
 
 def test_order_of_charges_has_no_influence() -> None:
     charges = [(make(1.5), 10), (make(3.0, 1200), 30), (make(2.0), 20)]
-    assert epsilon(charges, DELTA) == pytest.approx(epsilon(charges[::-1], DELTA))
+    assert compute_epsilon(charges, DELTA) == pytest.approx(
+        compute_epsilon(charges[::-1], DELTA)
+    )
 
 
 def test_mixed_adjacencies_are_accounted_under_replace_one() -> None:
     removing = make(2.0, 2763, "poisson", "add-remove")
     replacing = make(2.0, 2763, "poisson", "replace-one")
     mixed = [(removing, 300), (replacing, 100)]
-    assert epsilon(mixed, DELTA) == replacing.epsilon(400, DELTA)
-    assert accountant.statement(mixed, DELTA).adjacency == "replace-one"
+    assert compute_epsilon(mixed, DELTA) == replacing.epsilon(400, DELTA)
+    assert accountant.state_epsilon(mixed, DELTA).adjacency == "replace-one"
     # A plan without steps does not change the unit.
     same = [(removing, 300), (replacing, 0)]
-    assert epsilon(same, DELTA) == removing.epsilon(300, DELTA)
+    assert compute_epsilon(same, DELTA) == removing.epsilon(300, DELTA)
 
 
 def test_statement_of_mixed_samplers_names_both() -> None:
-    found = accountant.statement([(make(2), 3), (make(2, 2763, "poisson"), 4)], DELTA)
+    found = accountant.state_epsilon(
+        [(make(2), 3), (make(2, 2763, "poisson"), 4)], DELTA
+    )
     assert found.steps == 7
     assert "Poisson" in found.sampler
     assert "fixed-size" in found.sampler
@@ -325,10 +334,10 @@ def test_max_steps_is_exact(
     sampling: Sampling, adjacency: Adjacency, past: list[tuple[PrivacyPlan, int]]
 ) -> None:
     plan = make(2.0, 2763, sampling, adjacency)
-    count = max_steps(past, plan, DELTA, 0.3)
+    count = find_max_steps(past, plan, DELTA, 0.3)
     assert count > 0
-    assert epsilon([*past, (plan, count)], DELTA) <= 0.3
-    assert epsilon([*past, (plan, count + 1)], DELTA) > 0.3
+    assert compute_epsilon([*past, (plan, count)], DELTA) <= 0.3
+    assert compute_epsilon([*past, (plan, count + 1)], DELTA) > 0.3
 
 
 @pytest.mark.parametrize("last", [1, 37, 315, 10**6])
@@ -343,17 +352,17 @@ def test_the_last_step_is_found_soon_whatever_others_cost(
         tried.append(steps)
         return max(others, math.sqrt(steps / last))
 
-    assert accountant.last_fitting(cost, 1.0, 0) == last
+    assert accountant.find_largest_affordable(cost, 1.0, 0) == last
     assert len(tried) < 80
 
 
 def test_max_steps_at_the_ends() -> None:
     plan = make(2.0)
-    spent = epsilon([(plan, 50)], DELTA)
-    assert max_steps([(plan, 50)], plan, DELTA, spent) == 0
-    assert max_steps([(plan, 50)], plan, DELTA, spent / 2) == 0
-    assert max_steps([], plan, DELTA, math.inf) == MAX_STEPS
-    assert max_steps([], plan, DELTA, math.nan) == 0
+    spent = compute_epsilon([(plan, 50)], DELTA)
+    assert find_max_steps([(plan, 50)], plan, DELTA, spent) == 0
+    assert find_max_steps([(plan, 50)], plan, DELTA, spent / 2) == 0
+    assert find_max_steps([], plan, DELTA, math.inf) == MAX_STEPS
+    assert find_max_steps([], plan, DELTA, math.nan) == 0
 
 
 @pytest.mark.parametrize(
@@ -364,8 +373,8 @@ def test_delta_out_of_range(delta: float) -> None:
     for call in (
         lambda: plan.epsilon(10, delta),
         lambda: plan.statement(10, delta),
-        lambda: epsilon_upper_bound([], delta),
-        lambda: max_steps([], plan, delta, 1.0),
+        lambda: bound_epsilon([], delta),
+        lambda: find_max_steps([], plan, delta, 1.0),
     ):
         with pytest.raises(ValueError, match="delta="):
             call()

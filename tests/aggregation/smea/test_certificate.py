@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 
 from flwr_safedshb.aggregation.gram import scatter_lambda, squared_distances
-from flwr_safedshb.aggregation.smea.budget import Budget
+from flwr_safedshb.aggregation.smea.budget import WorkBudget
 from flwr_safedshb.aggregation.smea.certificate import (
-    coordinates,
+    find_reachable,
     game_bound,
+    principal_coordinates,
     quick_bound,
-    spread,
-    window,
-    within_reach,
+    trace_bound,
+    window_bound,
 )
-from flwr_safedshb.aggregation.smea.incumbent import shrink, start
-from flwr_safedshb.aggregation.smea.root_cases import spectrum
+from flwr_safedshb.aggregation.smea.incumbent import drop_outliers, find_incumbent
+from flwr_safedshb.aggregation.smea.root_cases import decompose_scatter
 from tests.oracles import FAMILIES, Floats, brute_force_smea, family, subsets
 
 
@@ -35,9 +35,9 @@ def test_no_bound_exceeds_the_best_subset(name: str) -> None:
         optimum = (n - f) * smallest
         room = 1e-9 * optimum + 1e-10 * float(np.median(np.sum(x**2, axis=1)))
         distances = squared_distances(x @ x.T)
-        whole = spectrum(distances, Budget(0))
+        whole = decompose_scatter(distances, WorkBudget(0))
         some = rng.permutation(n)[: n - f]
-        assert game_bound(whole, some, Budget(0)) <= optimum + room
+        assert game_bound(whole, some, WorkBudget(0)) <= optimum + room
         assert quick_bound(whole, distances, n - f) <= optimum + room
 
 
@@ -51,12 +51,12 @@ def test_each_bound_is_the_best_somewhere() -> None:
     for x, f in ((line, 8), (wide, 4), (circle(40), 4)):
         distances = squared_distances(x @ x.T)
         m = len(x) - f
-        whole = spectrum(distances, Budget(0))
-        best = start(distances, m, Budget(10**9))
+        whole = decompose_scatter(distances, WorkBudget(0))
+        best = find_incumbent(distances, m, WorkBudget(10**9))
         bounds = {
-            "window": window(coordinates(whole), m),
+            "window": window_bound(principal_coordinates(whole), m),
             "interlacing": float(whole.values[m - 1]),
-            "game": game_bound(whole, best.subset, Budget(0)),
+            "game": game_bound(whole, best.subset, WorkBudget(0)),
         }
         winner = max(bounds, key=bounds.__getitem__)
         winners.append(winner)
@@ -69,7 +69,7 @@ def test_window_is_exact_on_a_line() -> None:
     for n, f in ((7, 3), (9, 2), (11, 5)):
         x = rng.normal(size=(n, 1)) ** 3
         smallest, _ = brute_force_smea(x, f)
-        assert window(x, n - f) == pytest.approx((n - f) * smallest)
+        assert window_bound(x, n - f) == pytest.approx((n - f) * smallest)
 
 
 def test_spread_is_below_the_trace_of_every_subset() -> None:
@@ -77,7 +77,7 @@ def test_spread_is_below_the_trace_of_every_subset() -> None:
     x = rng.normal(size=(9, 4))
     distances = squared_distances(x @ x.T)
     for m in (5, 7, 9):
-        bound, chosen = spread(distances, m)
+        bound, chosen = trace_bound(distances, m)
         traces = [float(((x[s] - x[s].mean(0)) ** 2).sum()) for s in subsets(9, m)]
         assert 0.5 * min(traces) < bound <= min(traces) * (1 + 1e-12)
         assert bound == pytest.approx((chosen * distances).sum() / (2 * m))
@@ -96,7 +96,7 @@ def test_what_is_out_of_reach_is_in_no_better_subset() -> None:
             tuple(s): scatter_lambda(distances, np.array(s)) for s in subsets(n, n - f)
         }
         value = 1.5 * min(values.values())
-        near = within_reach(distances, n - f, value)
+        near = find_reachable(distances, n - f, value)
         left_out += int((~near).sum())
         for s in values:
             assert values[s] > value or near[list(s)].all()
@@ -109,7 +109,7 @@ def test_shrinking_drops_what_sticks_out(scale: float) -> None:
     x = rng.normal(size=(30, 6)) * scale
     x[:5] += 20.0 * scale
     distances = squared_distances(x @ x.T)
-    left = shrink(distances, np.arange(30), 25, Budget(0))
+    left = drop_outliers(distances, np.arange(30), 25, WorkBudget(0))
     assert left.tolist() == list(range(5, 30))
     equal = np.zeros((8, 8))
-    assert len(shrink(equal, np.arange(8), 5, Budget(0))) == 5
+    assert len(drop_outliers(equal, np.arange(8), 5, WorkBudget(0))) == 5

@@ -7,16 +7,23 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from flwr_safedshb.aggregation.smea import kernel, loops
-from flwr_safedshb.aggregation.smea import search_state as stacks
-from flwr_safedshb.aggregation.smea.jit import COMPILED
+from flwr_safedshb.aggregation.smea import branch_and_bound as bnb
+from flwr_safedshb.aggregation.smea import kernels
+from flwr_safedshb.aggregation.smea import search_state as st
 from tests.oracles import Floats, subsets
 
-NAMES = ("lowest", "highest", "eliminate", "residual", "conflicts", "partners")
+NAMES = (
+    "take_schur_complement",
+    "inverse_error",
+    "count_conflicts",
+    "matching_exceeds",
+    "count_partners",
+)
 
 
-def looped(name: str) -> Callable[..., object]:
-    function: Callable[..., object] = getattr(loops, name)
+def interpreted(name: str) -> Callable[..., object]:
+    """The source of a kernel, run by Python."""
+    function: Callable[..., object] = getattr(kernels, name)
     plain: Callable[..., object] = getattr(function, "py_func", function)
     return plain
 
@@ -29,30 +36,31 @@ def symmetric(seed: int, definite: bool) -> Floats:
 
 
 def test_the_compiler_is_installed_for_the_tests() -> None:
-    assert COMPILED or os.environ.get("NUMBA_DISABLE_JIT") == "1"
+    assert kernels.COMPILED or os.environ.get("NUMBA_DISABLE_JIT") == "1"
 
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("c", [1, 2, 6, 9])
 @pytest.mark.parametrize("name", NAMES)
-def test_loops_do_the_same_as_numpy(name: str, c: int, seed: int) -> None:
+def test_loops_do_the_same_as_numpy(
+    name: str, c: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    definite = symmetric(seed, True) + 10 * np.eye(9) * (seed % 2)
+    degrees = np.arange(c) % 3
     arguments: dict[str, tuple[object, ...]] = {
-        "lowest": (symmetric(seed, False), c),
-        "highest": (symmetric(seed, False), c),
-        "eliminate": (symmetric(seed, True), c, c // 2),
-        "residual": (symmetric(seed, True), symmetric(seed + 1, True), c, c // 2),
-        "conflicts": (symmetric(seed, True) + 10 * np.eye(9) * (seed % 2), c),
-        "partners": (symmetric(seed, False), c, [1.0, -1.0][seed % 2]),
+        "take_schur_complement": (c, c // 2),
+        "inverse_error": (symmetric(seed + 1, True), c, c // 2),
+        "count_conflicts": (c,),
+        "matching_exceeds": (c, degrees, seed % 4),
+        "count_partners": (c, [1.0, -1.0][seed % 2]),
     }
-    ours = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments[name]]
-    theirs = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments[name]]
-    left = looped(name)(*ours)
-    right = getattr(loops, f"{name}_vectorised")(*theirs)
-    pairs = [(ours[0], theirs[0])]
-    if left is not None:
-        tuples = isinstance(left, tuple)
-        pairs += list(zip(left, right, strict=True)) if tuples else [(left, right)]  # type: ignore[call-overload]
-    for one, other in pairs:
+    found = []
+    for compiled in (True, False):
+        matrix = symmetric(seed, False) if name == "count_partners" else definite.copy()
+        monkeypatch.setattr(kernels, "COMPILED", compiled)
+        answer = interpreted(name)(matrix, *arguments[name])
+        found.append([matrix, *(answer if isinstance(answer, tuple) else (answer,))])
+    for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(
             np.asarray(one, float), np.asarray(other, float), rtol=1e-9, atol=1e-9
         )
@@ -60,13 +68,17 @@ def test_loops_do_the_same_as_numpy(name: str, c: int, seed: int) -> None:
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("seed", range(30))
-def test_pairs_are_found_alike(seed: int, sign: float) -> None:
+def test_loops_and_numpy_find_the_same_pair(
+    seed: int, sign: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     matrix = symmetric(seed, False)
     if seed % 3 == 0:  # definite, so that one of the signs finds nothing
         matrix = matrix @ matrix.T
-    assert looped("find_pair")(matrix, 9, sign) == loops.find_pair_vectorised(
-        matrix, 9, sign
-    )
+    found = []
+    for compiled in (True, False):
+        monkeypatch.setattr(kernels, "COMPILED", compiled)
+        found.append(interpreted("find_pair")(matrix, 9, sign))
+    assert found[0] == found[1]
 
 
 def definite(matrix: Floats) -> bool:
@@ -75,7 +87,7 @@ def definite(matrix: Floats) -> bool:
 
 @pytest.mark.parametrize("kind", ["plain", "low-rank", "nearly", "integer"])
 def test_decides_what_looking_at_every_submatrix_decides(kind: str) -> None:
-    verdicts = {kernel.FOUND: 0, kernel.EXHAUSTED: 0}
+    verdicts = {bnb.SOLVED: 0, bnb.EXHAUSTED: 0}
     for seed in range(150):
         rng = np.random.default_rng(seed)
         c = int(rng.integers(3, 11))
@@ -91,14 +103,14 @@ def test_decides_what_looking_at_every_submatrix_decides(kind: str) -> None:
         exists = any(
             definite(matrix[np.ix_(s, s)]) for s in map(list, subsets(c, needed))
         )
-        stack = stacks.new_stack(matrix, needed, np.arange(c))
-        state = kernel.advance(stack, 10**10)
+        search = st.new_search(matrix, needed, np.arange(c))
+        state = bnb.advance_search(search, 10**10)
         verdicts[state] += 1
-        if state == kernel.FOUND:
-            rows = stacks.found(stack)
+        if state == bnb.SOLVED:
+            rows = st.solution_rows(search)
             assert len(rows) >= needed
             assert definite(matrix[np.ix_(rows, rows)])
-        assert exists == (state == kernel.FOUND)
+        assert exists == (state == bnb.SOLVED)
     assert min(verdicts.values()) >= 20
 
 
@@ -116,9 +128,9 @@ def test_finds_the_only_three_that_may_go() -> None:
             continue
         tried += 1
         matrix = np.linalg.inv(inverse)
-        stack = stacks.new_stack(0.5 * (matrix + matrix.T), c - 3, np.arange(c))
-        assert kernel.advance(stack, 10**8) == kernel.FOUND
-        assert sorted(stacks.found(stack)) == list(range(3, c))
+        search = st.new_search(0.5 * (matrix + matrix.T), c - 3, np.arange(c))
+        assert bnb.advance_search(search, 10**8) == bnb.SOLVED
+        assert sorted(st.solution_rows(search)) == list(range(3, c))
     assert tried >= 10
 
 
@@ -130,12 +142,12 @@ def test_goes_on_to_every_other_solution(seed: int) -> None:
     points = rng.normal(size=(c, 5))
     matrix = 1.0 + np.eye(c) - points @ points.T / 2.5
     expected = {tuple(s) for s in subsets(c, needed) if definite(matrix[np.ix_(s, s)])}
-    stack = stacks.new_stack(matrix, needed, np.arange(c))
+    search = st.new_search(matrix, needed, np.arange(c))
     seen = set()
-    while kernel.advance(stack, 10**10) == kernel.FOUND:
-        rows = sorted(stacks.found(stack).tolist())
+    while bnb.advance_search(search, 10**10) == bnb.SOLVED:
+        rows = sorted(st.solution_rows(search).tolist())
         seen |= {tuple(s) for s in combinations(rows, needed)}
-        kernel.doubt(stack)
+        bnb.reject_solution(search)
     assert seen == expected
 
 
