@@ -1,21 +1,28 @@
-"""A client of Safe-DSHB, the only place where the private data are, and its ClientApp.
+"""Safe-DSHB, the client's half, as a Flower client and its ClientApp.
 
-One message, one step of Algorithm 1: charge the privacy ledger, draw a batch, clip each
-example's gradient, average, add noise, update the momentum, keep it, send it (`step`).
-What leaves a node is that momentum under the names of the model's arrays, a mark that
-it is one, and the number of examples; or a refusal, whose text says nothing about data.
+A training message makes the client take one step of Algorithm 1, lines 4 to 7
+(`algorithm.step`). A node sends its momentum under the names of the model's arrays, a
+tag, and the number of examples; or a refusal, whose text says nothing about data.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from functools import lru_cache
 from logging import ERROR
 from typing import cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType
-from flwr.client import Client
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.common import log
 from torch import nn
@@ -23,41 +30,58 @@ from torch.nn.modules.loss import _Loss
 
 from flwr_safedshb.algorithm.answer_evaluation import (
     Evaluator,
+    Metrics,
     PrivateEvaluation,
-    answer,
 )
 from flwr_safedshb.algorithm.budget import (
-    PLACE,
-    RefusedError,
-    admit,
-    admit_evaluation,
+    RunTerms,
     allows_plain_evaluation,
-    check_unit,
-    commit_for_life,
+    open_budget,
 )
-from flwr_safedshb.algorithm.evaluation_names import PRIVATE
-from flwr_safedshb.algorithm.held_out import divided, split_plans
-from flwr_safedshb.algorithm.model_arrays import trained
-from flwr_safedshb.algorithm.step import Scalar, Steps
-from flwr_safedshb.algorithm.wire import Arrays, Template, reply_with
-from flwr_safedshb.flower.compat import Mod, unwrap_numpy_client
+from flwr_safedshb.algorithm.model_arrays import trained_parameters
+from flwr_safedshb.algorithm.refusal import RefusedError, to_refusal
+from flwr_safedshb.algorithm.requests import (
+    check_weights,
+    parse_evaluate_request,
+    parse_train_request,
+)
+from flwr_safedshb.algorithm.split import split_examples
+from flwr_safedshb.algorithm.step import (
+    GradientRequest,
+    GradientSource,
+    resume_step,
+    training_step,
+)
+from flwr_safedshb.algorithm.wire import (
+    PRIVATE_EVALUATION,
+    Arrays,
+    Template,
+    make_momentum_tag,
+    reply_with,
+    split_vector,
+)
+from flwr_safedshb.flower.compat import Mod, check_mods, unwrap_numpy_client
 from flwr_safedshb.privacy.bad_examples import log_causes
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.datasets import DatasetError, Unpack, make_examples
 from flwr_safedshb.privacy.losses import Loss, UnsupportedModelError, is_rowwise_loss
 from flwr_safedshb.privacy.map_dataset import ItemExamples
 from flwr_safedshb.privacy.plan import ALL, Clipping, PrivacyPlan
+from flwr_safedshb.privacy.private_gradient import Vector
 from flwr_safedshb.privacy.randomness.noise import Randomness, SecureRandomness
 from flwr_safedshb.stop_signal import is_stop_signal
 
 __all__ = ["RefusedError", "SafeDSHBClient", "client_app"]
 
+Scalar = bool | bytes | float | int | str
+# Momentum, number of examples, metrics.
+FitResult = tuple[Arrays, int, dict[str, Scalar]]
 Evaluate = Callable[[Message, Context], Message]
 
 _shared_losses: dict[object, Loss] = {}
 
 
-class SafeDSHBClient(Steps):
+class SafeDSHBClient(NumPyClient):
     """A Flower client that sends the momentum of its private gradients.
 
     The noise, the clip, the batch size and the sampler are those of `plan` and of the
@@ -130,55 +154,147 @@ class SafeDSHBClient(Steps):
     ) -> None:
         if plan.part != ALL:
             raise ValueError(f"part={plan.part!r} of the plan is for the client to say")
-        _refuse_unmade(model, loss, randomness)
-        self.randomness = SecureRandomness() if randomness is None else randomness
-        with log_causes(not self.randomness.private):
+        _check_arguments(model, loss, randomness)
+        source = SecureRandomness() if randomness is None else randomness
+        with log_causes(not source.private):
             data = make_examples(dataset, target, unpack, like)
-            if self.randomness.private:
+            if source.private:
                 data.refuse_undeclared()
-        self.dataset = evaluated = data
         held_out = 0 if evaluation is None else evaluation.held_out
-        if held_out:
-            self.dataset, evaluated = divided(data, held_out)
-        if (size := data.size - held_out) != plan.num_examples:
+        trains, evaluates = split_examples(data, held_out) if held_out else (data, data)
+        if trains.size != plan.num_examples:
             raise ValueError(
                 f"num_examples={plan.num_examples} of the plan must be the size of the "
-                f"dataset, {size}; make the plan for this dataset"
+                f"dataset, {trains.size}; make the plan for this dataset"
             )
-        self.model, self.loss, self.plan, self.context = model, loss, plan, context
-        self.weight_decay, self.trusted_mods = weight_decay, trusted_mods
-        self.max_epsilon, self.delta = max_epsilon, delta
-        rules = tuple(e for e in context.node_config.items() if e[0] not in PLACE)
-        self.ledger = admit(
-            rules, plan, max_epsilon, delta, self.randomness.private, tuple(node_keys)
+        self.budget = open_budget(
+            context,
+            plan,
+            None if evaluation is None else evaluation.plan(evaluates.size),
+            RunTerms(max_epsilon, delta, source.private, tuple(node_keys)),
+            data if held_out else None,
         )
         if isinstance(data, ItemExamples):
-            with log_causes(not self.randomness.private):
-                data.refuse_unread(self.ledger is None)
-        self.evaluator = None
-        if evaluation is not None:
-            second = evaluation.plan(evaluated.size)
-            admit_evaluation(rules, second, tuple(node_keys))
-            if self.ledger is not None:
-                check_unit(second, self.ledger)
-            if held_out:
-                self.plan, second = split_plans(plan, second, data, self.ledger)
-            self.evaluator = Evaluator(evaluation, evaluated, second)
-        if self.ledger is not None:
-            other = None if self.evaluator is None else self.evaluator.plan
-            commit_for_life(rules, self.ledger, self.plan, other)
-        if not allows_plain_evaluation(context.node_config, node_keys):
-            # On the object, so that no way to ask a client goes round it.
-            vars(self)["evaluate"] = _refuse_plain_evaluation
-        self.gradients, self.template, self.trained = _prepared(
-            model, _shared(loss), plan.clip_norm, plan.clipping
+            with log_causes(not source.private):
+                data.refuse_unread(not self.budget.protects_data)
+        self.model, self.loss, self.context = model, loss, context
+        self.dataset, self.plan, self.randomness = trains, self.budget.plan, source
+        self.trusted_mods = trusted_mods
+        gradients, self.template, trained = _prepare_model(
+            model, _share_loss(loss), plan.clip_norm, plan.clipping
         )
+        # The partition of a simulation: node ids differ between engines.
+        node = int(context.node_config.get("partition-id", context.node_id))
+        self.source = GradientSource(
+            gradients, trained, trains, self.plan, source, node, weight_decay
+        )
+        self.evaluator = (
+            None
+            if evaluation is None
+            else Evaluator(evaluation, evaluates, model, loss, self.source)
+        )
+        if not allows_plain_evaluation(context.node_config, node_keys):
+            # On the object, so that a subclass's ``evaluate`` cannot be called.
+            vars(self)["evaluate"] = _refuse_plain_evaluation
+
+    def fit(self, parameters: Arrays, config: Mapping[str, Scalar]) -> FitResult:
+        """Take one step, or as many as the message asks for.
+
+        Parameters
+        ----------
+        parameters : list of arrays
+            theta_t, the trained parameters in the order of ``model.parameters()``.
+        config : mapping
+            ``step`` (t), ``momentum`` (beta), and from `SafeDSHB` also ``session``,
+            the name of the run, ``anchor``, whether it may come back to this step, and
+            ``local-steps`` (K) with their ``learning-rate`` (gamma).
+
+        Returns
+        -------
+        momentum, num_examples, metrics
+            m_t in float32, or the mean of K of them; m; and the momentum tag, in the
+            last round also the run's ``epsilon`` and ``delta``, if they are known.
+
+        Raises
+        ------
+        RefusedError
+        """
+        steps = self.take_steps(parameters, config)
+        try:
+            request = next(steps)
+            while True:
+                request = resume_step(steps, self.source.compute(request))
+        except StopIteration as done:
+            return cast(FitResult, done.value)
+
+    def take_steps(
+        self, parameters: Arrays, config: Mapping[str, Scalar]
+    ) -> Generator[GradientRequest, Vector, FitResult]:
+        """Take steps as `fit` does, with gradients that the caller computes.
+
+        Raises
+        ------
+        RefusedError
+        """
+        self._check_mods()
+        try:
+            request = parse_train_request(config, self.context.run_id)
+            check_weights(parameters, self.template)
+            self.source.check_model()
+            momentum = yield from training_step(
+                request, parameters, self.budget, self.budget.store
+            )
+            report = self.budget.report_cost(request) if request.report_privacy else {}
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            refusal = to_refusal(error)
+        else:
+            arrays = split_vector(momentum, self.template.shapes)
+            return arrays, self.plan.num_examples, {**report, **make_momentum_tag()}
+        # Outside the handler, so that the error and its data are not attached.
+        raise refusal
+
+    def evaluate_privately(
+        self, parameters: Arrays, config: Mapping[str, Scalar]
+    ) -> Metrics:
+        """Return noisy counts of what a model gets right, charged like a step.
+
+        Parameters
+        ----------
+        parameters : list of arrays
+            theta.
+        config : mapping
+            ``private-evaluation``, the number of the round, ``max-loss``, ``per-class``
+            and ``session``. Whatever they are, the answer is as private.
+
+        Raises
+        ------
+        RefusedError
+        """
+        self._check_mods()
+        try:
+            check_weights(parameters, self.template)
+            if self.evaluator is None:
+                raise RefusedError("this client does not evaluate models on its data")
+            request = parse_evaluate_request(config, self.context.run_id)
+            metrics = self.evaluator.answer(request, parameters, self.budget)
+        except BaseException as error:
+            refusal = to_refusal(error)
+        else:
+            return {**metrics, **make_momentum_tag()}
+        raise refusal
+
+    def _check_mods(self) -> None:
+        """Refuse to work under a mod that could change the reply."""
+        if (reason := check_mods(self.trusted_mods)) is not None:
+            raise RefusedError(reason)
 
 
 def _refuse_plain_evaluation(
     parameters: object, config: object
 ) -> tuple[float, int, dict[str, Scalar]]:
-    """Stand in for a client's own ``evaluate`` where the node keeps a ledger."""
+    """Replace a client's own ``evaluate`` on a node that keeps a ledger."""
     raise RefusedError(
         "this node keeps a privacy budget, and an evaluation without noise is outside "
         "of it; ask for a private evaluation (evaluate_every of the strategy), or let "
@@ -187,38 +303,38 @@ def _refuse_plain_evaluation(
 
 
 @lru_cache(maxsize=4)
-def _prepared(
+def _prepare_model(
     model: nn.Module, loss: Loss, clip_norm: float, clipping: Clipping
 ) -> tuple[ClippedGradients, Template, list[nn.Parameter]]:
-    """Check and hook a model once: that costs more than a step."""
-    held = trained(model)
-    template = Template(tuple(held), tuple(tuple(p.shape) for p in held.values()))
+    """Check and hook a model, once: that costs more than a step."""
+    trained = trained_parameters(model)
+    shapes = tuple(tuple(parameter.shape) for parameter in trained.values())
     gradients = ClippedGradients(model, loss, clip_norm, clipping)
-    return gradients, template, [*held.values()]
+    return gradients, Template(tuple(trained), shapes), [*trained.values()]
 
 
-def _refuse_unmade(model: object, loss: object, randomness: object) -> None:
+def _check_arguments(model: object, loss: object, randomness: object) -> None:
     """Refuse a class, a name or a number where an object belongs."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"model={model!r} must be a module, such as Net()")
     if not callable(loss) or isinstance(loss, type):
-        raise ValueError(f"loss={loss!r} must be one that is made, as nn.MSELoss() is")
+        raise ValueError(f"loss={loss!r} must be an instance, such as nn.MSELoss()")
     if randomness is not None and not hasattr(randomness, "for_step"):
         raise ValueError(f"randomness={randomness!r} must be SeededRandomness(0), say")
 
 
-def _shared(loss: Loss) -> Loss:
+def _share_loss(loss: Loss) -> Loss:
     """Return one object for equal losses of torch, and any other loss as it is.
 
-    Apps make them anew for every message, and what was checked is the very object.
+    Apps make a new loss for every message, and a model is checked with the very object.
     """
     if not isinstance(loss, _Loss) or not is_rowwise_loss(loss):
         return loss
     if any(weight is not None for weight in loss._buffers.values()):
         return loss
-    told = {name: v for name, v in vars(loss).items() if not name.startswith("_")}
-    # A copy: the app may change its own.
-    return _shared_losses.setdefault((type(loss), *told.items()), copy.copy(loss))
+    options = {name: v for name, v in vars(loss).items() if not name.startswith("_")}
+    # A copy, because the app may change its own.
+    return _shared_losses.setdefault((type(loss), *options.items()), copy.copy(loss))
 
 
 ClientFn = Callable[[Context], SafeDSHBClient | Client]
@@ -230,8 +346,8 @@ class PrivateClientApp(ClientApp):
     def __init__(self, client_fn: ClientFn) -> None:
         super().__init__()
         self.client_fn = client_fn
-        # Of the older API: other names of records, and the same clients.
-        self._older = ClientApp(
+        # For messages of NumPyClients: other names of records, the same clients.
+        self._numpy_app = ClientApp(
             client_fn=lambda context: self.make_client(context).to_client()
         )
         self.train()(self._train)
@@ -245,7 +361,7 @@ class PrivateClientApp(ClientApp):
         if kind == MessageType.EVALUATE:
             configs = message.content.config_records.values()
             # Whoever asks for noise gets no numbers without it.
-            if not self._has_own or any(PRIVATE in config for config in configs):
+            if not self._has_own or any(PRIVATE_EVALUATION in c for c in configs):
                 return self._evaluation(message, context)
         # Whatever else an app answers by itself is outside of the guarantee.
         private = kind == MessageType.TRAIN and action in ("", "default")
@@ -261,9 +377,9 @@ class PrivateClientApp(ClientApp):
         return super().evaluate(action, mods=mods)
 
     def make_client(self, context: Context) -> SafeDSHBClient:
-        """Make the client of a node; what fails is said in the node's log only."""
+        """Make the client of a node; errors go to the log of the node only."""
         try:
-            return private_client(self.client_fn(context))
+            return to_private_client(self.client_fn(context))
         except RefusedError:
             raise
         except UnsupportedModelError as error:
@@ -279,19 +395,25 @@ class PrivateClientApp(ClientApp):
         raise RefusedError(f"the client could not be made{reason}")
 
     def _train(self, message: Message, context: Context) -> Message:
-        if _is_older(message):
-            return self._older(message, context)
-        record, config = content_of(message)
+        if _is_numpy_client_message(message):
+            return self._numpy_app(message, context)
+        record, config = parse_message(message)
         client = self.make_client(context)
-        names, arrays = readable(client, record)
+        names, arrays = decode_weights(client, record)
         return reply_with(message, names, *client.fit(arrays, config))
 
     def _evaluate(self, message: Message, context: Context) -> Message:
-        if _is_older(message):
-            return self._older(message, context)
-        record, config = content_of(message)
+        if _is_numpy_client_message(message):
+            return self._numpy_app(message, context)
+        record, config = parse_message(message)
         client = self.make_client(context)
-        return answer(client, message, readable(client, record)[1], config)
+        _, arrays = decode_weights(client, record)
+        if PRIVATE_EVALUATION in config:
+            metrics = client.evaluate_privately(arrays, config)
+        else:
+            metrics = _evaluate_plainly(client, arrays, config)
+        content = RecordDict({"metrics": MetricRecord(metrics)})
+        return Message(content, reply_to=message)
 
 
 def client_app(client_fn: ClientFn) -> ClientApp:
@@ -305,7 +427,7 @@ def client_app(client_fn: ClientFn) -> ClientApp:
     return PrivateClientApp(client_fn)
 
 
-def private_client(client: object) -> SafeDSHBClient:
+def to_private_client(client: object) -> SafeDSHBClient:
     """Return a private client, also out of what ``.to_client()`` made of it.
 
     Raises
@@ -322,11 +444,24 @@ def private_client(client: object) -> SafeDSHBClient:
     )
 
 
-def _is_older(message: Message) -> bool:
+def _evaluate_plainly(
+    client: SafeDSHBClient, arrays: Arrays, config: Mapping[str, Scalar]
+) -> Metrics:
+    """Return what a client's own ``evaluate`` reports, outside of the guarantee."""
+    if type(client).evaluate is NumPyClient.evaluate:
+        raise RefusedError("this client does not evaluate models on its data")
+    # Copies, because a client of one's own may write to them.
+    copies = [array.copy() for array in arrays]
+    loss, count, more = client.evaluate(copies, dict(config))
+    numbers = {k: v for k, v in more.items() if isinstance(v, int | float)}
+    return {**numbers, "loss": loss, "num-examples": count}
+
+
+def _is_numpy_client_message(message: Message) -> bool:
     return any(key.endswith("ins.parameters") for key in message.content)
 
 
-def readable(
+def decode_weights(
     client: SafeDSHBClient, record: ArrayRecord
 ) -> tuple[tuple[str, ...], Arrays]:
     """Return names and values of a message in the order of the client's model."""
@@ -337,7 +472,7 @@ def readable(
     raise RefusedError(reason)
 
 
-def content_of(message: Message) -> tuple[ArrayRecord, Mapping[str, Scalar]]:
+def parse_message(message: Message) -> tuple[ArrayRecord, Mapping[str, Scalar]]:
     """Return the model and the config of a message, whatever their keys."""
     records = message.content.values()
     arrays = [record for record in records if isinstance(record, ArrayRecord)]

@@ -19,9 +19,8 @@ from omegaconf import DictConfig
 from torch import nn
 
 from flwr_safedshb.algorithm.answer_evaluation import PrivateEvaluation
-from flwr_safedshb.algorithm.model_arrays import trained
+from flwr_safedshb.algorithm.model_arrays import load_weights, trained_parameters
 from flwr_safedshb.algorithm.norm_bound import NormBound
-from flwr_safedshb.algorithm.step import load
 from flwr_safedshb.algorithm.wire import Arrays
 from flwr_safedshb.attacks import Attack
 from flwr_safedshb.privacy.plan import PrivacyPlan
@@ -212,13 +211,13 @@ def gradient_of(overrides: str) -> Callable[[Arrays], NDArray[np.float64]]:
     """
     cfg, data = composed(overrides), federation(overrides)
     model = copy.deepcopy(untrained(overrides))
-    weights = [*trained(model).values()]
+    weights = [*trained_parameters(model).values()]
     held = [data.shards[i % len(data.shards)] for i in range(cfg.num_malicious_nodes)]
     stride = -(-sum(len(labels) for _, labels in held) // _KNOWN_EXAMPLES)
     held = [(inputs[::stride], labels[::stride]) for inputs, labels in held]
 
     def gradient(sent: Arrays) -> NDArray[np.float64]:
-        load(weights, sent)
+        load_weights(weights, sent)
         return loss_gradient(model, held, cfg.weight_decay).astype(np.float64)
 
     return gradient

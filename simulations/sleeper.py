@@ -31,15 +31,11 @@ class Sleeper(Attack):
     awake: Attack
     _rounds: list[None] = field(default_factory=list, compare=False, repr=False)
 
-    def vectors(
-        self,
-        honest: FloatArray,
-        f: int,
-        rng: np.random.Generator,
-        aggregate: Aggregate,
+    def craft_vectors(
+        self, honest: FloatArray, f: int, rng: np.random.Generator, aggregate: Aggregate
     ) -> FloatArray:
         """Return copies of honest vectors, or what the other attack returns."""
         self._rounds.append(None)
         if len(self._rounds) <= self.asleep:
             return honest[np.arange(f) % len(honest)]
-        return self.awake.vectors(honest, f, rng, aggregate)
+        return self.awake.craft_vectors(honest, f, rng, aggregate)

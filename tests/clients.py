@@ -15,7 +15,7 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from flwr_safedshb.algorithm.budget import LEDGER_NAME
+from flwr_safedshb.algorithm.budget import LEDGER_NAME, LedgerBudget
 from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from flwr_safedshb.privacy.plan import PrivacyPlan
@@ -76,6 +76,11 @@ def ask(
 
 def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "state" / LEDGER_NAME)
+
+
+def ledger_of(client: SafeDSHBClient) -> Ledger:
+    assert isinstance(client.budget, LedgerBudget)
+    return client.budget.ledger
 
 
 def same(first: Layers, second: Layers) -> bool:

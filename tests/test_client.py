@@ -36,6 +36,7 @@ from tests.clients import (
     ask,
     data,
     ledger,
+    ledger_of,
     make,
     node,
     same,
@@ -201,7 +202,7 @@ def test_a_policy_that_changes_during_a_run_is_in_force_at_once(
 ) -> None:
     """What a node admitted it remembers, under all that it was asked with."""
     context = node(tmp_path)
-    assert make(context).ledger is make(context).ledger
+    assert ledger_of(make(context)) is ledger_of(make(context))
     context.node_config["min-noise-multiplier"] = 2.0
     with pytest.raises(RefusedError, match="policy min-noise-multiplier=2"):
         make(context)
@@ -211,7 +212,7 @@ def test_a_policy_that_changes_during_a_run_is_in_force_at_once(
         make(context, plan=PrivacyPlan(1.0, 0.5, 4, 20))
     context.node_config["partition-id"] = 5  # which decides nothing
     context.node_config["max-epsilon"] = 10.0
-    held = make(context).ledger
+    held = ledger_of(make(context))
     assert held is not None
     assert held.max_epsilon == 10.0
 
@@ -222,8 +223,7 @@ def test_a_run_may_ask_for_less_budget_and_not_for_more(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="policy delta"):
         make(node(tmp_path), delta=1e-4)
     client = make(node(tmp_path), max_epsilon=1.0)
-    assert client.ledger is not None
-    assert client.ledger.max_epsilon == 1.0
+    assert ledger_of(client).max_epsilon == 1.0
     assert ledger(tmp_path).max_epsilon == 50.0
 
 
@@ -235,9 +235,9 @@ def test_a_node_with_a_ledger_wants_noise_that_nobody_can_repeat(
     with pytest.raises(RefusedError, match="require-secure-noise=true"):
         make(context)
     assert not (tmp_path / "state").exists()
-    assert make(context, seed=None).ledger is not None
+    assert ledger_of(make(context, seed=None))
     context.node_config["require-secure-noise"] = False
-    assert make(context).ledger is not None
+    assert ledger_of(make(context))
 
 
 def test_a_node_with_a_ledger_refuses_a_plan_without_noise(tmp_path: Path) -> None:
@@ -462,7 +462,7 @@ def test_a_model_is_prepared_once_for_equal_losses_of_torch_and_for_no_others() 
     model = torch.nn.Linear(3, 2)
 
     def prepared(loss: torch.nn.Module) -> ClippedGradients:
-        return make(node(), model=model, loss=loss).gradients
+        return make(node(), model=model, loss=loss).source.gradients
 
     one = prepared(torch.nn.CrossEntropyLoss())
     assert prepared(torch.nn.CrossEntropyLoss()) is one

@@ -23,9 +23,9 @@ from flwr_safedshb import (
     client_app,
     trained_arrays,
 )
-from flwr_safedshb.algorithm import step as client_step
-from flwr_safedshb.algorithm.budget import LEDGER_NAME
-from flwr_safedshb.algorithm.momentum_store import keep, recall
+from flwr_safedshb.algorithm.budget import LEDGER_NAME, LedgerBudget
+from flwr_safedshb.algorithm.momentum_store import MomentumFiles
+from flwr_safedshb.algorithm.requests import TrainRequest
 from flwr_safedshb.privacy.randomness.noise import SecureRandomness
 
 torch.set_num_threads(1)
@@ -96,17 +96,10 @@ def train_and_check(engine: str, folder: Path, local_steps: int = 1) -> None:
     assert np.abs(found[1:]).min() > 1e-6
 
 
-def forget_charge(client: Any, step: Any) -> Any:
-    return recall(
-        step.session, step.number, client.gradients.size, client.context, client.ledger
-    )
-
-
-def charge_less(charge: Callable[..., Any]) -> Callable[..., Any]:
-    def once(client: Any, step: Any) -> Any:
-        return charge(client, replace(step, count=1))
-
-    return once
+def charge_one_step(
+    charge: Callable[[LedgerBudget, TrainRequest], None],
+) -> Callable[[LedgerBudget, TrainRequest], None]:
+    return lambda budget, request: charge(budget, replace(request, local_steps=1))
 
 
 def no_noise(self: object, size: int, std: float) -> NDArray[np.float64]:
@@ -128,29 +121,29 @@ def test_every_engine_charges_then_steps_then_keeps(
 def test_a_defect_of_the_step_is_seen_on_every_engine(
     engine: str, defect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    charge = LedgerBudget.charge_training
     match defect:
         case "no charge":
-            monkeypatch.setattr(client_step, "charge", forget_charge)
+            monkeypatch.setattr(LedgerBudget, "charge_training", lambda *_: None)
         case "charge of one":
-            monkeypatch.setattr(client_step, "charge", charge_less(client_step.charge))
+            one = charge_one_step(charge)
+            monkeypatch.setattr(LedgerBudget, "charge_training", one)
         case "charge after":
-            own = client_step.charge
+            save = MomentumFiles.save
+            waiting: dict[str, tuple[LedgerBudget, TrainRequest]] = {}
 
-            def charge_late(step: Any, momentum: Any, past: Any, *more: Any) -> None:
-                own(waiting.pop(), step)
-                keep(step, momentum, past, *more)
+            def postpone(budget: LedgerBudget, request: TrainRequest) -> None:
+                waiting[str(budget.ledger.path.parent)] = budget, request
 
-            waiting: list[Any] = []
+            def charge_late(files: MomentumFiles, *state: Any) -> None:
+                charge(*waiting.pop(str(files.folder)))
+                save(files, *state)
 
-            def postpone(client: Any, step: Any) -> Any:
-                waiting.append(client)
-                return forget_charge(client, step)
-
-            monkeypatch.setattr(client_step, "charge", postpone)
-            monkeypatch.setattr(client_step, "keep", charge_late)
+            monkeypatch.setattr(LedgerBudget, "charge_training", postpone)
+            monkeypatch.setattr(MomentumFiles, "save", charge_late)
         case "no noise":
             monkeypatch.setattr(SecureRandomness, "gaussian", no_noise)
         case "not kept":
-            monkeypatch.setattr(client_step, "keep", lambda *_: None)
+            monkeypatch.setattr(MomentumFiles, "save", lambda *_: None)
     with pytest.raises(AssertionError):
         train_and_check(engine, tmp_path, 2 if defect == "charge of one" else 1)

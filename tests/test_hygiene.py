@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 from packaging.requirements import Requirement
 
-from flwr_safedshb.algorithm import wire as exchanged
+from flwr_safedshb.algorithm import wire
 from flwr_safedshb.algorithm.screening import Excluded, screen
 from flwr_safedshb.algorithm.wire import Template
 from flwr_safedshb.client import RefusedError, client_app
@@ -144,7 +144,7 @@ def test_a_reply_larger_than_the_model_is_refused_before_it_is_decoded(
     def decode(array: Array) -> None:
         raise AssertionError("decoded")
 
-    monkeypatch.setattr(exchanged, "_split", decode)
+    monkeypatch.setattr(wire, "_parse_header", decode)
     set_process_run(1)
     asked = Message(RecordDict(), dst_node_id=2, message_type="train")
     # The first array is in order: sizes are looked at before any array is.

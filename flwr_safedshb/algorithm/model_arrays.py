@@ -1,10 +1,11 @@
-"""What of a torch model crosses the wire: the parameters that are trained, by name.
+"""The parameters of a torch model that are trained: only these cross the wire.
 
-Whatever else a model has, a frozen base or the averages of a batch norm, is each side's
-own, and must be the same on all of them.
+Frozen parameters and buffers stay on each side, and must be equal on all of them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -14,30 +15,44 @@ from torch import nn
 
 from flwr_safedshb.algorithm.wire import encode_array
 
-# Types of values that torch and numpy hold alike.
+# Types that torch and numpy share.
 SHARED = frozenset({torch.float32, torch.float64})
 
 
 def trained_arrays(model: nn.Module) -> ArrayRecord:
-    """Return the parameters that are trained, by name: what a run starts from.
+    """Return the trained parameters by name, the initial arrays of a run.
 
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     >>> _ = model[0].requires_grad_(False)
     >>> list(trained_arrays(model))
     ['1.weight', '1.bias']
 
-    What a run returns goes back by ``model.load_state_dict(
+    Load the result of a run by ``model.load_state_dict(
     result.arrays.to_torch_state_dict(), strict=False)``.
     """
-    return ArrayRecord({n: encode_array(_numpy(p)) for n, p in trained(model).items()})
+    return ArrayRecord(
+        {n: encode_array(_to_numpy(p)) for n, p in trained_parameters(model).items()}
+    )
 
 
-def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters with ``requires_grad`` by their names."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def _numpy(parameter: nn.Parameter) -> NDArray[np.generic]:
+def load_weights(
+    trained: Iterable[nn.Parameter], arrays: Iterable[NDArray[np.generic]]
+) -> None:
+    """Copy arrays into the parameters of a model, in order."""
+    for parameter, array in zip(trained, arrays, strict=True):
+        held = parameter.detach()
+        if held.device.type == "cpu" and held.dtype in SHARED:
+            np.copyto(held.numpy(), array, casting="same_kind")
+        else:
+            held.copy_(torch.from_numpy(array.copy()))
+
+
+def _to_numpy(parameter: nn.Parameter) -> NDArray[np.generic]:
     values = parameter.detach().cpu()
     # numpy has no bfloat16.
     shared = values if values.dtype in SHARED else values.float()

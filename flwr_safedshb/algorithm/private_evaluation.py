@@ -41,7 +41,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from numpy.typing import NDArray
 
-from flwr_safedshb.algorithm import evaluation_names as names
+from flwr_safedshb.algorithm import wire
 from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
 from flwr_safedshb.flower.compat import is_reply_to
 
@@ -78,7 +78,7 @@ class PrivateEvaluations:
                 f"evaluate_every={self.every} must be at least 1; leave it out to "
                 "evaluate never"
             )
-        low, high = names.MIN_MAX_LOSS, names.MAX_MAX_LOSS
+        low, high = wire.MAX_LOSS_RANGE
         if not low <= self.max_loss <= high:
             raise ValueError(
                 f"evaluate_max_loss={self.max_loss} must lie in [{low:g}, {high:g}]"
@@ -92,9 +92,9 @@ class PrivateEvaluations:
         """Return what nodes are asked after a round."""
         return ConfigRecord(
             {
-                names.PRIVATE: number,
-                names.MAX_LOSS: float(self.max_loss),
-                names.PER_CLASS: self.per_class,
+                wire.PRIVATE_EVALUATION: number,
+                wire.MAX_LOSS: float(self.max_loss),
+                wire.PER_CLASS: self.per_class,
                 "session": session,
             }
         )
@@ -298,11 +298,11 @@ def _read(reply: Message, per_class: bool) -> Reported | str:
     if len(records) != 1 or not isinstance(records[0], MetricRecord):
         return "extra-record"
     record: Mapping[str, object] = records[0]
-    expected = {names.NUM_EXAMPLES, names.NOISE_STD, *names.SUMS, MOMENTUM_TAG}
-    if set(record) != expected | (set(names.CLASS_SUMS) if per_class else set()):
+    expected = {wire.NUM_EXAMPLES, wire.NOISE_STD, *wire.SUMS, MOMENTUM_TAG}
+    if set(record) != expected | (set(wire.CLASS_SUMS) if per_class else set()):
         return "wrong-keys"
-    numbers = [_number(record[name]) for name in (names.NUM_EXAMPLES, names.NOISE_STD)]
-    sums = np.array([_number(record[name]) for name in names.SUMS])
+    numbers = [_number(record[name]) for name in (wire.NUM_EXAMPLES, wire.NOISE_STD)]
+    sums = np.array([_number(record[name]) for name in wire.SUMS])
     classes = _columns(record) if per_class else None
     values = [*numbers, *sums, *(() if classes is None else classes.ravel())]
     if not np.isfinite(values).all():
@@ -319,7 +319,7 @@ def _number(value: object) -> float:
 
 
 def _columns(record: Mapping[str, object]) -> Floats:
-    columns = [record[name] for name in names.CLASS_SUMS]
+    columns = [record[name] for name in wire.CLASS_SUMS]
     if not all(isinstance(c, list) and 2 <= len(c) <= _MAX_CLASSES for c in columns):
         raise ValueError("no list of classes")
     found = np.array(columns, np.float64)

@@ -1,18 +1,18 @@
-"""The arrays of a message: their names and shapes, and their values as bytes.
+"""The wire format: names of config entries and metrics, and arrays as bytes.
 
 The server sends the arrays of a model, by name, and every client answers with arrays of
-the same names and shapes; a `Template` holds them.
+the same names and shapes; a `Template` holds these.
 
-The bytes are numpy's own .npy format, which is read without pickles. Its headers are
-few in a run and slow to parse, a tenth of a small client's step, so parsed and written
-headers are remembered.
+The bytes are numpy's own .npy format, read without pickles. Parsing its header takes a
+tenth of a small client's step, and a run has few different headers, so they are cached.
 """
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Mapping
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -27,20 +27,32 @@ from flwr_safedshb.flower.compat import (
     replace_entries_unchecked,
 )
 
-# A number under this name, its own in every reply, says that the arrays are a momentum:
-# a guard against mistakes, and no proof.
+# In a reply's metrics: the arrays are a momentum. A guard against mistakes, no proof.
 MOMENTUM_TAG = "safe-dshb"
-# Steps that a node takes before it answers (K), and the rate that it takes them at.
-LOCAL_STEPS = "local-steps"
-LEARNING_RATE = "learning-rate"
+
+# In the config of a training message: whether the server may resume from this step; K,
+# the steps that a node takes before it answers, and gamma, the rate it takes them at.
+CHECKPOINTED, LOCAL_STEPS, LEARNING_RATE = "anchor", "local-steps", "learning-rate"
 # More would keep a node busy for hours with one message.
 MAX_LOCAL_STEPS = 1000
-
-# How many steps and private evaluations the run takes at most, where that is known.
+# The most steps and private evaluations that the run takes, where the server knows it.
 RUN_STEPS, RUN_EVALUATIONS = "run-steps", "run-evaluations"
-
-# Asks a node to state what a run costs its examples, under the names that follow.
+# Asks a node to report what the run costs its examples; and the names of the answer.
 REPORT_PRIVACY, EPSILON, DELTA = "state-privacy", "epsilon", "delta"
+
+# In the config of an evaluation message: the round, which asks for a private answer;
+# the loss at which losses are cut off; and whether to count by class.
+PRIVATE_EVALUATION, MAX_LOSS, PER_CLASS = "private-evaluation", "max-loss", "per-class"
+MAX_LOSS_RANGE = 1e-6, 1e6
+
+# In the metrics of a private answer: the number of examples, how many were answered
+# right, the sum of losses in units of the cut-off, the deviation of the noise in these
+# sums; and lists of such sums, one entry a class.
+NUM_EXAMPLES = "num-examples"
+CORRECT, LOSS, NOISE_STD = "correct", "loss", "noise-std"
+SUMS = (CORRECT, LOSS)
+CLASS_COUNT, CLASS_CORRECT, CLASS_LOSS = "class-count", "class-correct", "class-loss"
+CLASS_SUMS = (CLASS_COUNT, CLASS_CORRECT, CLASS_LOSS)
 
 Arrays = list[NDArray[np.generic]]
 Misfit = Literal["wrong-keys", "too-large", "wrong-dtype", "wrong-shape"]
@@ -55,13 +67,13 @@ _MAX_OVERHEAD = _PREFIX + _MAX_HEADER
 
 # Names that an error quotes, and characters of each.
 _TOLD, _LONG = 3, 60
-_NOTHING, _METRICS = ArrayRecord(), MetricRecord({"num-examples": 0})
+_NOTHING, _METRICS = ArrayRecord(), MetricRecord({NUM_EXAMPLES: 0})
 
 _Header = tuple[tuple[int, ...], bool, np.dtype[np.generic]]
 
 
 class MisfitError(ValueError):
-    """A record has other arrays than it must have; `reason` says how they differ."""
+    """A record does not fit the template; `reason` says how they differ."""
 
     def __init__(self, reason: Misfit) -> None:
         super().__init__(reason)
@@ -70,7 +82,7 @@ class MisfitError(ValueError):
 
 @dataclass(frozen=True)
 class Template:
-    """Names and shapes of a model's arrays, as every reply must have them.
+    """The names and shapes of a model's trained arrays.
 
     >>> model = ArrayRecord({"weight": Array(np.zeros((2, 3), np.float32))})
     >>> Template.of(model)
@@ -82,51 +94,50 @@ class Template:
 
     @classmethod
     def of(cls, record: ArrayRecord) -> Template:
-        """Return the template of a model that this side holds itself."""
+        """Return the template of a trusted model."""
         return cls(tuple(record), tuple(array.shape for array in decode_arrays(record)))
 
     def decode(self, record: ArrayRecord) -> tuple[tuple[str, ...], Arrays]:
-        """Return names and values of what the server sends, in the model's order.
+        """Return names and values of a server's record, in the model's order.
+
+        Names may also be "0", "1", ..., as NumPyClients have them.
 
         Raises
         ------
         ValueError
-            If it has other names, and does not number its arrays either, or its bytes
-            are not those of plain arrays.
+            If the names differ, or the bytes are not those of plain arrays.
         """
         try:
-            arrays = self._ordered(record)
+            arrays = self._order_arrays(record)
         except MisfitError:
             idle = [name for name in record if name not in self.names]
             missing = [name for name in self.names if name not in record]
             told = (("has", idle), ("lacks", missing))
-            problems = [f"{word} {_few(names)}" for word, names in told if names]
+            problems = [
+                f"{word} {_shorten_names(names)}" for word, names in told if names
+            ]
             raise ValueError(
                 f"the message {' and '.join(problems)}, and the arrays of a message "
                 "must be those that the client trains: start the run from "
                 "trained_arrays(model)"
             ) from None
         try:
-            values = [_values(array, *_split(array)) for array in arrays.values()]
+            values = [
+                _read_values(array, *_parse_header(array)) for array in arrays.values()
+            ]
         except ValueError as error:
             raise ValueError(
                 f"the arrays of the message cannot be read: {error}"
             ) from None
         return tuple(arrays), values
 
-    def split(self, vector: NDArray[np.float32]) -> Arrays:
-        """Return a vector, (d,), of all that a model trains as arrays."""
-        ends = np.cumsum([math.prod(shape) for shape in self.shapes[:-1]], dtype=int)
-        parts = np.split(vector, ends)
-        return [p.reshape(s) for p, s in zip(parts, self.shapes, strict=True)]
-
     def decode_untrusted(
         self, record: ArrayRecord, dtype: np.dtype[np.generic]
     ) -> tuple[Arrays, tuple[bytes, ...]]:
-        """Return the values of a record that others have made, and their bytes.
+        """Return the values and the bytes of a record that an adversary may have made.
 
-        The decoded values are checked, not the shape and dtype that are declared beside
-        them, and all sizes before anything is decoded.
+        Sizes are checked before anything is decoded, and then the decoded values, not
+        the shape and dtype that the record declares beside them.
 
         Raises
         ------
@@ -134,43 +145,61 @@ class Template:
         ValueError
             If the bytes are not those of plain arrays.
         """
-        arrays = self._ordered(record).values()
+        arrays = self._order_arrays(record).values()
         for array, shape in zip(arrays, self.shapes, strict=True):
             if len(array.data) > _MAX_OVERHEAD + math.prod(shape) * dtype.itemsize:
                 raise MisfitError("too-large")
         layers = []
         for array, shape in zip(arrays, self.shapes, strict=True):
-            header, start = _split(array)
+            header, start = _parse_header(array)
             if header[2] != dtype:
                 raise MisfitError("wrong-dtype")
             if header[0] != shape:
                 raise MisfitError("wrong-shape")
-            layers.append(_values(array, header, start))
+            layers.append(_read_values(array, header, start))
         return layers, tuple(array.data for array in arrays)
 
-    def _ordered(self, record: ArrayRecord) -> dict[str, Array]:
-        """Return the arrays in the model's order; a NumPyClient numbers them."""
+    def _order_arrays(self, record: ArrayRecord) -> dict[str, Array]:
+        """Return the arrays in the model's order, by name or by number."""
         for names in (self.names, tuple(map(str, range(len(self.names))))):
             if record.keys() == set(names):
                 return {name: record[name] for name in names}
         raise MisfitError("wrong-keys")
 
 
+def split_vector(
+    vector: NDArray[np.float32], shapes: Sequence[tuple[int, ...]]
+) -> Arrays:
+    """Return the consecutive parts of a vector, (d,), as arrays of these shapes."""
+    ends = np.cumsum([math.prod(shape) for shape in shapes[:-1]], dtype=int)
+    parts = np.split(vector, ends)
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def make_momentum_tag() -> dict[str, int]:
+    """Return the tag of a momentum, with a random number.
+
+    A record travels under the hash of its bytes. An adversary who could guess those
+    could send a record under the same hash first.
+    """
+    return {MOMENTUM_TAG: secrets.randbits(62)}
+
+
 def decode_arrays(record: ArrayRecord) -> Arrays:
-    """Return the values of a record's arrays, as views that cannot be written to.
+    """Return the values of a record's arrays as read-only views.
 
     Raises
     ------
     ValueError
         If the bytes are not those of plain arrays.
     """
-    return [_values(array, *_split(array)) for array in record.values()]
+    return [_read_values(array, *_parse_header(array)) for array in record.values()]
 
 
 def encode_record(
     names: Iterable[str], arrays: Iterable[NDArray[np.generic]]
 ) -> ArrayRecord:
-    """Return a record with these names, which may be those of another, and values."""
+    """Return a record of arrays by name."""
     values = zip(names, arrays, strict=True)
     return replace_entries_unchecked(
         _NOTHING, {name: encode_array(array) for name, array in values}
@@ -182,17 +211,18 @@ def reply_with(
     names: Iterable[str],
     momentum: Arrays,
     num_examples: int,
-    said: Mapping[str, object],
+    metrics: Mapping[str, object],
 ) -> Message:
-    """Return the momentum under the names of the model's arrays.
+    """Return a reply with the momentum under the names of the model's arrays.
 
-    Of what the client says beside it, only its mark and the cost of the run go along.
+    Of the client's metrics only the momentum tag and the privacy report go along.
     """
-    kept = {name: said[name] for name in (EPSILON, DELTA, MOMENTUM_TAG) if name in said}
-    metrics = {"num-examples": num_examples, **kept}
+    sent = {k: metrics[k] for k in (EPSILON, DELTA, MOMENTUM_TAG) if k in metrics}
     records = {
         "arrays": encode_record(names, momentum),
-        "metrics": replace_entries_unchecked(_METRICS, metrics),
+        "metrics": replace_entries_unchecked(
+            _METRICS, {NUM_EXAMPLES: num_examples, **sent}
+        ),
     }
     return Message(
         replace_entries_unchecked(message.content, records), reply_to=message
@@ -219,24 +249,24 @@ def sgd_step(
 
 
 def encode_array(values: NDArray[np.generic]) -> Array:
-    """Return the same as ``Array(values)``, of arrays without an axis, too."""
+    """Return ``Array(values)``, made with a cached header."""
     values = np.ascontiguousarray(values).reshape(values.shape)
-    header, dtype = _written_header(values.shape, values.dtype.str)
+    header, dtype = _make_npy_header(values.shape, values.dtype.str)
     return make_array_unchecked(dtype, values.shape, header + values.tobytes())
 
 
-def _split(array: Array) -> tuple[_Header, int]:
-    """Return shape, order and dtype, and where the values begin, which are not read."""
+def _parse_header(array: Array) -> tuple[_Header, int]:
+    """Return shape, order and dtype from the header, and where the values begin."""
     data = array.data
     if array.stype != NUMPY or not data.startswith(_MAGIC):
         raise ValueError(f"no .npy data of version 1.0, stype={array.stype!r}")
     start = _PREFIX + int.from_bytes(data[len(_MAGIC) : _PREFIX], "little")
     if start > min(len(data), _MAX_OVERHEAD):
         raise ValueError(f"a header of {start} bytes in {len(data)} bytes of data")
-    return _parsed_header(data[len(_MAGIC) : start]), start
+    return _parse_npy_header(data[len(_MAGIC) : start]), start
 
 
-def _values(array: Array, header: _Header, start: int) -> NDArray[np.generic]:
+def _read_values(array: Array, header: _Header, start: int) -> NDArray[np.generic]:
     shape, fortran_order, dtype = header
     if dtype.hasobject:
         raise ValueError("an array of objects")
@@ -244,19 +274,19 @@ def _values(array: Array, header: _Header, start: int) -> NDArray[np.generic]:
     return values.reshape(shape, order="F" if fortran_order else "C")
 
 
-def _few(names: list[str]) -> str:
+def _shorten_names(names: list[str]) -> str:
     more = len(names) - _TOLD
     told = ", ".join(name[:_LONG] for name in names[:_TOLD])
     return told + (f" and {more} more" if more > 0 else "")
 
 
 @lru_cache(maxsize=256)
-def _parsed_header(header: bytes) -> _Header:
+def _parse_npy_header(header: bytes) -> _Header:
     return np.lib.format.read_array_header_1_0(io.BytesIO(header))
 
 
 @lru_cache(maxsize=256)
-def _written_header(shape: tuple[int, ...], dtype: str) -> tuple[bytes, str]:
+def _make_npy_header(shape: tuple[int, ...], dtype: str) -> tuple[bytes, str]:
     with io.BytesIO() as buffer:
         head = {"descr": dtype, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(buffer, head)

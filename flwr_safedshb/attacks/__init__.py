@@ -8,8 +8,8 @@ from flwr_safedshb.attacks.optimized import (
     FOE,
     TAUS,
     SearchedAttack,
-    harms,
-    most_harmful_tau,
+    damage_by_tau,
+    most_damaging_tau,
 )
 from flwr_safedshb.attacks.simple import (
     FarCluster,
@@ -41,6 +41,6 @@ __all__ = [
     "SignFlip",
     "Strongest",
     "Zero",
-    "harms",
-    "most_harmful_tau",
+    "damage_by_tau",
+    "most_damaging_tau",
 ]

@@ -16,16 +16,21 @@ class Aggregate(Protocol):
     """An aggregation rule as a function of vectors, (n, d), and f."""
 
     def __call__(self, vectors: Floats, f: int) -> Floats:
-        """Return a vector, (d,)."""
+        """Return the aggregate, (d,)."""
         ...
 
 
 @dataclass(frozen=True)
 class Attack(ABC):
-    """What f adversaries send in a step."""
+    """What f adversaries send in a step.
 
-    # Whether the adversaries' vectors are made from the honest ones. An attack on data
-    # has nothing to make: its nodes run the honest protocol, and their replies stand.
+    Attributes
+    ----------
+    replaces_vectors : bool
+        Whether the adversaries' vectors are made from the honest ones. In an attack on
+        data the adversaries run the honest protocol, and their replies stand.
+    """
+
     replaces_vectors: ClassVar[bool] = True
 
     @property
@@ -33,7 +38,7 @@ class Attack(ABC):
         """Whether the adversaries make use of a gradient of their own."""
         return False
 
-    def informed(self, gradient: FloatArray) -> Self:
+    def with_gradient(self, gradient: FloatArray) -> Self:
         """Return the attack of adversaries who know a gradient, if that is of use.
 
         Parameters
@@ -44,11 +49,7 @@ class Attack(ABC):
         return self
 
     def __call__(
-        self,
-        honest: Floats,
-        f: int,
-        rng: np.random.Generator,
-        aggregate: Aggregate,
+        self, honest: Floats, f: int, rng: np.random.Generator, aggregate: Aggregate
     ) -> Floats:
         """Return what f adversaries send who have seen the honest vectors.
 
@@ -71,19 +72,13 @@ class Attack(ABC):
         if f == 0:
             return np.empty((0, honest.shape[1]), honest.dtype)
         exact = honest.astype(np.float64, copy=False)
-        vectors = np.broadcast_to(
-            self.vectors(exact, f, rng, aggregate), (f, honest.shape[1])
-        )
+        crafted = self.craft_vectors(exact, f, rng, aggregate)
         with np.errstate(over="ignore"):
-            return vectors.astype(honest.dtype)
+            return np.broadcast_to(crafted, (f, honest.shape[1])).astype(honest.dtype)
 
     @abstractmethod
-    def vectors(
-        self,
-        honest: FloatArray,
-        f: int,
-        rng: np.random.Generator,
-        aggregate: Aggregate,
+    def craft_vectors(
+        self, honest: FloatArray, f: int, rng: np.random.Generator, aggregate: Aggregate
     ) -> FloatArray:
         """Return f > 0 vectors, (f, d), or (d,) if the adversaries send the same."""
 

@@ -28,17 +28,17 @@ from flwr_safedshb.attacks.base import Aggregate, Attack
 from flwr_safedshb.attacks.candidates import (
     check_finite,
     check_grid,
-    harms,
-    worst,
+    find_worst,
+    measure_damage,
 )
 from flwr_safedshb.attacks.line_search import (
     DIRECTIONS,
     Direction,
     Rays,
-    directions,
-    farthest,
-    radius,
-    rays_from,
+    farthest_clients,
+    honest_radius,
+    make_rays,
+    make_shifts,
 )
 
 # How far the colluders go, in units of the honest vectors' root mean squared distance
@@ -50,12 +50,29 @@ _REFINED, _FINER = 8, 6
 # Between two searches colluders try so much shorter and longer on the ray they hold.
 _NEAR = np.geomspace(0.5, 2.0, 7)
 
-Aim = Literal["descent", "loss", "distance"]
+Indices = NDArray[np.intp]
+# Ray indices, (p,), the scales tried on each, (p, s), and their damage, (p, s).
+Trial = tuple[Indices, FloatArray, FloatArray]
+
+
+def ascent_direction(
+    honest: FloatArray, gradient: FloatArray | None
+) -> FloatArray | None:
+    """Return the unit vector against the gradient, or else against the honest mean.
+
+    None if that is zero.
+    """
+    way = honest.mean(axis=0) if gradient is None else gradient
+    length = np.linalg.norm(way)
+    if not length:
+        return None
+    up: FloatArray = -way / length
+    return up
 
 
 @dataclass(frozen=True)
 class ColludingAttack(Attack):
-    """Send what harms most on many rays.
+    """Send what does the most damage on many rays.
 
     Parameters
     ----------
@@ -88,82 +105,69 @@ class ColludingAttack(Attack):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
 
-    def informed(self, gradient: FloatArray) -> Self:
+    def with_gradient(self, gradient: FloatArray) -> Self:
         """Return the attack of colluders who know a gradient."""
         return replace(self, gradient=gradient)
 
     @abstractmethod
-    def rays(self, honest: FloatArray, f: int) -> Rays:
+    def list_rays(self, honest: FloatArray, f: int) -> Rays:
         """Return the rays to search."""
 
     @abstractmethod
-    def along(self, honest: FloatArray) -> FloatArray | None:
+    def target_direction(self, honest: FloatArray) -> FloatArray | None:
         """Return the way, (d,), that they want the aggregate to go; None: any."""
 
-    def vectors(
-        self,
-        honest: FloatArray,
-        f: int,
-        rng: np.random.Generator,
-        aggregate: Aggregate,
+    def craft_vectors(
+        self, honest: FloatArray, f: int, rng: np.random.Generator, aggregate: Aggregate
     ) -> FloatArray:
         """Return the worst vectors found, (f, d)."""
         check_finite(honest)
-        rays, along = self.rays(honest, f), self.along(honest)
+        rays, target = self.list_rays(honest, f), self.target_direction(honest)
 
-        def judge(some: NDArray[np.intp], scales: FloatArray) -> FloatArray:
-            sent = rays.at(some, scales)
-            return harms(honest, sent, f, aggregate, along).reshape(scales.shape)
+        def measure(some: Indices, scales: FloatArray) -> FloatArray:
+            sent = rays.evaluate_at(some, scales)
+            damage = measure_damage(honest, sent, f, aggregate, target)
+            return damage.reshape(scales.shape)
 
         if len(self._held) % self.every:
             ray, scale = self._held[-1]
             some, scales = np.array([ray]), scale * _NEAR[None]
-            tried = [(some, scales, judge(some, scales))]
+            trials = [(some, scales, measure(some, scales))]
         else:
-            tried = self._search(len(rays.starts), judge)
-        harm = np.concatenate([it.reshape(-1) for _, _, it in tried])
-        ways = [np.repeat(some, scales.shape[1]) for some, scales, _ in tried]
-        found = worst(honest, harm)
-        chosen = np.concatenate(ways)[found]
-        scale = np.concatenate([it.reshape(-1) for _, it, _ in tried])[found]
-        self._held.append((int(chosen), float(scale)))
-        sent = rays.at(np.array([chosen]), np.array([[scale]]))
-        return sent.vectors(honest.mean(axis=0), 0)
+            trials = self._search_rays(len(rays.starts), measure)
+        tried = [
+            (ray, scale)
+            for some, scales, _ in trials
+            for ray, row in zip(some.tolist(), scales.tolist(), strict=True)
+            for scale in row
+        ]
+        damage = np.concatenate([damage.reshape(-1) for _, _, damage in trials])
+        ray, scale = tried[find_worst(honest, damage)]
+        self._held.append((ray, scale))
+        sent = rays.evaluate_at(np.array([ray]), np.array([[scale]]))
+        return sent.vectors_of(0, honest.mean(axis=0))
 
-    def _search(
-        self, count: int, judge: Callable[[NDArray[np.intp], FloatArray], FloatArray]
-    ) -> list[tuple[NDArray[np.intp], FloatArray, FloatArray]]:
-        """Try all rays, then the best once more; return rays, their scales, harms."""
+    def _search_rays(
+        self, count: int, measure: Callable[[Indices, FloatArray], FloatArray]
+    ) -> list[Trial]:
+        """Try all rays on the grid of scales, then the best rays between its scales."""
         every = np.arange(count)
         grid = np.broadcast_to(self.scales, (count, len(self.scales)))
-        harm = judge(every, grid)
-        best = np.argsort(-harm.max(axis=1), kind="stable")[:_REFINED]
-        finer = self._between(harm[best].argmax(axis=1))
-        return [(every, grid, harm), (best, finer, judge(best, finer))]
+        damage = measure(every, grid)
+        best = np.argsort(-damage.max(axis=1), kind="stable")[:_REFINED]
+        finer = self._refine_scales(damage[best].argmax(axis=1))
+        return [(every, grid, damage), (best, finer, measure(best, finer))]
 
-    def _between(self, best: NDArray[np.intp]) -> FloatArray:
-        """Return scales about those of the grid that were best, (p, 2 _FINER)."""
+    def _refine_scales(self, best: Indices) -> FloatArray:
+        """Return scales on both sides of grid[best], (p,), as (p, 2 _FINER)."""
         grid = np.asarray(self.scales)
-        below, above = (
-            grid[np.maximum(best - 1, 0)],
-            grid[np.minimum(best + 1, len(grid) - 1)],
-        )
+        here = grid[best][:, None]
+        below = grid[np.maximum(best - 1, 0)][:, None]
+        above = grid[np.minimum(best + 1, len(grid) - 1)][:, None]
         share = np.arange(1, _FINER + 1) / (_FINER + 1)
-        down = below[:, None] + share * (grid[best] - below)[:, None]
-        up = grid[best][:, None] + share * (above - grid[best])[:, None]
-        return np.hstack((down, up))
-
-    def uphill(self, honest: FloatArray) -> FloatArray | None:
-        """Return the unit vector against the gradient, or else against the mean.
-
-        None if that is zero.
-        """
-        way = honest.mean(axis=0) if self.gradient is None else self.gradient
-        length = np.linalg.norm(way)
-        if not length:
-            return None
-        up: FloatArray = -way / length
-        return up
+        return np.hstack(
+            (below + share * (here - below), here + share * (above - here))
+        )
 
 
 @dataclass(frozen=True)
@@ -189,7 +193,7 @@ class MimicShift(ColludingAttack):
     """
 
     directions: Sequence[Direction] = ("mean",)
-    aim: Aim = "descent"
+    aim: Literal["descent", "loss", "distance"] = "descent"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -201,34 +205,28 @@ class MimicShift(ColludingAttack):
         if self.aim not in ("descent", "loss", "distance"):
             raise ValueError(f"aim={self.aim!r} must be descent, loss or distance")
 
-    def rays(self, honest: FloatArray, f: int) -> Rays:
+    @property
+    def wants_gradient(self) -> bool:
+        """Whether a direction or the aim is made of it."""
+        return self.aim == "loss" or "gradient" in self.directions
+
+    def list_rays(self, honest: FloatArray, f: int) -> Rays:
         """Return every client with every direction."""
         if self.gradient is None and self.wants_gradient:
             raise ValueError(
                 "the adversaries know no gradient: give them one as gradient=..., or "
                 "to AdversarialGrid a function that computes it"
             )
-        up = self._way(honest)
-        shifts = directions(honest, up, self.directions)
-        return rays_from(honest, f, farthest(honest, up, self.places), shifts)
+        up = ascent_direction(honest, self.gradient if self.wants_gradient else None)
+        way = np.zeros(honest.shape[1]) if up is None else up
+        places = farthest_clients(honest, way, self.places)
+        return make_rays(honest, f, places, make_shifts(honest, way, self.directions))
 
-    @property
-    def wants_gradient(self) -> bool:
-        """Whether a direction or the aim is made of it."""
-        return self.aim == "loss" or "gradient" in self.directions
-
-    def _way(self, honest: FloatArray) -> FloatArray:
-        """Return the way up the loss; zero where there is none."""
-        known = self if self.wants_gradient else replace(self, gradient=None)
-        up = known.uphill(honest)
-        return np.zeros(honest.shape[1]) if up is None else up
-
-    def along(self, honest: FloatArray) -> FloatArray | None:
+    def target_direction(self, honest: FloatArray) -> FloatArray | None:
         """Return the way up the loss, or None."""
         if self.aim == "distance":
             return None
-        known = self if self.aim == "loss" else replace(self, gradient=None)
-        return known.uphill(honest)
+        return ascent_direction(honest, self.gradient if self.aim == "loss" else None)
 
 
 @dataclass(frozen=True)
@@ -248,13 +246,13 @@ class Drift(ColludingAttack):
 
     seed: int = 0
 
-    def rays(self, honest: FloatArray, f: int) -> Rays:
+    def list_rays(self, honest: FloatArray, f: int) -> Rays:
         """Return all places to stand, with the one direction."""
-        way = self.along(honest)
-        places = [None, *farthest(honest, way, self.places)]
-        return rays_from(honest, f, places, radius(honest) * way[None])
+        way = self.target_direction(honest)
+        places = [None, *farthest_clients(honest, way, self.places)]
+        return make_rays(honest, f, places, honest_radius(honest) * way[None])
 
-    def along(self, honest: FloatArray) -> FloatArray:
+    def target_direction(self, honest: FloatArray) -> FloatArray:
         """Return the direction of the run, (d,)."""
         d = honest.shape[1]
         normal: FloatArray = np.random.default_rng(self.seed).normal(size=(d,))
@@ -266,7 +264,7 @@ class Strongest(ColludingAttack):
     """In every step the worst of all families, for the rule that is attacked.
 
     Greedy: the worst for the step, and not the worst known for a run. At momentum 0.95
-    pulling along one target throughout does more harm.
+    pulling along one target throughout does more damage.
 
     The colluders stand at the mean or at an honest client, go any way of `MimicShift`,
     and send equal vectors or vectors that spread as the honest ones do. On these rays
@@ -285,15 +283,15 @@ class Strongest(ColludingAttack):
         """Yes, though they do without where there is none."""
         return True
 
-    def rays(self, honest: FloatArray, f: int) -> Rays:
+    def list_rays(self, honest: FloatArray, f: int) -> Rays:
         """Return the families together."""
-        up = self.uphill(honest)
+        up = ascent_direction(honest, self.gradient)
         way = np.zeros(honest.shape[1]) if up is None else up
         names = [n for n in DIRECTIONS if n != "gradient" or self.gradient is not None]
-        places = [None, *farthest(honest, way, self.places)]
-        shifts = directions(honest, way, names)
-        return rays_from(honest, f, places, shifts).spread(len(honest))
+        places = [None, *farthest_clients(honest, way, self.places)]
+        rays = make_rays(honest, f, places, make_shifts(honest, way, names))
+        return rays.add_spread_copies(len(honest))
 
-    def along(self, honest: FloatArray) -> FloatArray | None:
+    def target_direction(self, honest: FloatArray) -> FloatArray | None:
         """Return the way up the loss."""
-        return self.uphill(honest)
+        return ascent_direction(honest, self.gradient)

@@ -45,12 +45,8 @@ class LabelFlip(Attack):
             )
         return (num_classes - 1 - values).astype(labels.dtype)
 
-    def vectors(
-        self,
-        honest: FloatArray,
-        f: int,
-        rng: np.random.Generator,
-        aggregate: Aggregate,
+    def craft_vectors(
+        self, honest: FloatArray, f: int, rng: np.random.Generator, aggregate: Aggregate
     ) -> NoReturn:
         """Refuse: what is sent follows from the adversaries' data alone."""
         raise TypeError(

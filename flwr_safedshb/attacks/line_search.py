@@ -16,7 +16,7 @@ DIRECTIONS: tuple[Direction, ...] = ("mean", "gradient", "deviation", "spectrum"
 
 @dataclass(frozen=True)
 class Rays:
-    """Where the colluders may stand, and which way they may go from there.
+    """Rays from where the colluders may stand, each in one direction.
 
     Attributes
     ----------
@@ -30,13 +30,13 @@ class Rays:
     starts: FloatArray
     moves: FloatArray
 
-    def at(self, rays: NDArray[np.intp], scales: FloatArray) -> Candidates:
-        """Return rays at scales, each of the first at each of its own, (p, s)."""
+    def evaluate_at(self, rays: NDArray[np.intp], scales: FloatArray) -> Candidates:
+        """Return the p s candidates on ray rays[i] at scales[i, :], (p, s)."""
         starts, moves = self.starts[rays, None], self.moves[rays, None]
         shares = starts + scales[:, :, None, None] * moves
         return Candidates(self.basis, shares.reshape(-1, *shares.shape[2:]))
 
-    def spread(self, h: int) -> "Rays":
+    def add_spread_copies(self, h: int) -> "Rays":
         """Return these and the same for colluders who spread as the honest ones do.
 
         The j-th adversary adds what the j-th honest client, of h, is off the mean.
@@ -47,7 +47,7 @@ class Rays:
         return Rays(self.basis, starts, np.vstack((self.moves, self.moves)))
 
 
-def rays_from(
+def make_rays(
     honest: FloatArray, f: int, places: Sequence[int | None], shifts: FloatArray
 ) -> Rays:
     """Return a ray from each place, a client or the mean, along each shift, (s, d)."""
@@ -61,15 +61,15 @@ def rays_from(
     return Rays(basis, both[:, 0], both[:, 1])
 
 
-def farthest(honest: FloatArray, way: FloatArray, count: int) -> list[int]:
-    """Return the clients that are farthest along a way, (d,)."""
+def farthest_clients(honest: FloatArray, way: FloatArray, count: int) -> list[int]:
+    """Return the `count` clients that are farthest along a way, (d,)."""
     return [int(i) for i in np.argsort(-(honest @ way), kind="stable")[:count]]
 
 
-def directions(
+def make_shifts(
     honest: FloatArray, uphill: FloatArray, names: Sequence[Direction]
 ) -> FloatArray:
-    """Return ways to go, (s, d), each one radius long and on the side of `uphill`.
+    """Return shifts, (s, d), each one radius long and on the side of `uphill`.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def directions(
         Against the gradient, for "gradient".
     names : sequence of Direction
     """
-    mean, size = honest.mean(axis=0), radius(honest)
+    mean, size = honest.mean(axis=0), honest_radius(honest)
     found = np.empty((len(names), honest.shape[1]))
     for direction, name in zip(found, names, strict=True):
         if name == "mean":
@@ -99,7 +99,7 @@ def directions(
     return found
 
 
-def radius(honest: FloatArray) -> float:
+def honest_radius(honest: FloatArray) -> float:
     """Return the root mean squared distance to the mean; of equal vectors, the norm."""
     mean = honest.mean(axis=0)
     distance = np.sqrt(np.square(honest - mean).sum(axis=1).mean())

@@ -1,4 +1,4 @@
-"""Attacks that search for the strength that does the most harm to the server's rule.
+"""Attacks that search for the strength that does the most damage to the server's rule.
 
 All adversaries send B_t = mean + tau b, where mean is that of the honest vectors and b
 is the attack's direction; tau maximises ||F(honest, B x f) - mean|| over a grid in
@@ -13,46 +13,48 @@ from dataclasses import dataclass
 import numpy as np
 
 from flwr_safedshb.aggregation.rule import FloatArray
-from flwr_safedshb.attacks import candidates
 from flwr_safedshb.attacks.base import Aggregate, Attack
+from flwr_safedshb.attacks.candidates import (
+    Candidates,
+    check_finite,
+    check_grid,
+    find_worst,
+    measure_damage,
+)
 
 # The paper does not give its grid. Eight values a decade: robust rules give way about
 # in proportion to tau until they reject B, so the best of the grid falls some 25% short
-# of the best tau at most. Below 0.1 there is little harm to do, and above 10 only rules
-# that are not robust still listen.
+# of the best tau at most. Below 0.1 there is little damage to do, and above 10 only
+# rules that are not robust still listen.
 TAUS = tuple(float(tau) for tau in np.geomspace(0.1, 10.0, 17))
 
 
 @dataclass(frozen=True)
 class SearchedAttack(Attack):
-    """Send mean + tau * direction with the most harmful tau.
+    """Send mean + tau * direction with the most damaging tau.
 
     Parameters
     ----------
     taus : increasing sequence of float
-        The grid; of values that do the same harm the smallest is taken.
+        The grid; of values that do the same damage the smallest is taken.
     """
 
     taus: Sequence[float] = TAUS
 
     def __post_init__(self) -> None:
-        candidates.check_grid("taus", self.taus, least=1)
+        check_grid("taus", self.taus, least=1)
 
     @abstractmethod
     def direction(self, honest: FloatArray) -> FloatArray:
         """Return b, (d,), for honest vectors, (h, d)."""
 
-    def vectors(
-        self,
-        honest: FloatArray,
-        f: int,
-        rng: np.random.Generator,
-        aggregate: Aggregate,
+    def craft_vectors(
+        self, honest: FloatArray, f: int, rng: np.random.Generator, aggregate: Aggregate
     ) -> FloatArray:
         """Return the one vector, (d,), that all adversaries send."""
-        candidates.check_finite(honest)
+        check_finite(honest)
         direction = self.direction(honest)
-        tau = most_harmful_tau(honest, direction, f, aggregate, self.taus)
+        tau = most_damaging_tau(honest, direction, f, aggregate, self.taus)
         sent: FloatArray = honest.mean(axis=0) + tau * direction
         return sent
 
@@ -80,14 +82,29 @@ class FOE(SearchedAttack):
         return negated
 
 
-def most_harmful_tau(
+def most_damaging_tau(
     honest: FloatArray,
     direction: FloatArray,
     f: int,
     aggregate: Aggregate,
     taus: Sequence[float] = TAUS,
 ) -> float:
-    """Return the tau that moves the aggregate farthest from the honest mean.
+    """Return the smallest tau that none beats by more than a billionth.
+
+    The arguments are those of `damage_by_tau`.
+    """
+    damage = damage_by_tau(honest, direction, f, aggregate, taus)
+    return float(taus[find_worst(honest, damage)])
+
+
+def damage_by_tau(
+    honest: FloatArray,
+    direction: FloatArray,
+    f: int,
+    aggregate: Aggregate,
+    taus: Sequence[float] = TAUS,
+) -> FloatArray:
+    """Return how far each tau, (g,), moves the aggregate from the honest mean.
 
     Parameters
     ----------
@@ -98,31 +115,10 @@ def most_harmful_tau(
         Number of adversaries; all send mean + tau b.
     aggregate : Rule, or callable (vectors of shape (n, d), f) -> (d,) array
     taus : increasing sequence of float
-
-    Returns
-    -------
-    float
-        Of `taus`, the smallest that nothing beats by more than a billionth.
-    """
-    distances = harms(honest, direction, f, aggregate, taus)
-    return float(taus[candidates.worst(honest, distances)])
-
-
-def harms(
-    honest: FloatArray,
-    direction: FloatArray,
-    f: int,
-    aggregate: Aggregate,
-    taus: Sequence[float] = TAUS,
-) -> FloatArray:
-    """Return how far each tau, (g,), moves the aggregate from the honest mean.
-
-    The arguments are those of `most_harmful_tau`.
     """
     h = len(honest)
     # The last row, b, stands for all adversaries.
     basis = np.vstack((honest - honest.mean(axis=0), direction))
     shares = np.zeros((len(taus), f, h + 1))
     shares[:, :, h] = np.asarray(taus, dtype=np.float64)[:, None]
-    sent = candidates.Candidates(basis, shares)
-    return candidates.harms(honest, sent, f, aggregate)
+    return measure_damage(honest, Candidates(basis, shares), f, aggregate)

@@ -12,12 +12,8 @@ from flwr_safedshb.attacks.base import Aggregate, Attack
 class SignFlip(Attack):
     """Send -mean: `FOE` with tau = 2."""
 
-    def vectors(
-        self,
-        honest: FloatArray,
-        f: int,
-        rng: np.random.Generator,
-        aggregate: Aggregate,
+    def craft_vectors(
+        self, honest: FloatArray, f: int, rng: np.random.Generator, aggregate: Aggregate
     ) -> FloatArray:
         """Return the negated mean, (d,)."""
         negated: FloatArray = -honest.mean(axis=0)
@@ -28,12 +24,8 @@ class SignFlip(Attack):
 class Zero(Attack):
     """Send zeros: contribute nothing, yet be counted."""
 
-    def vectors(
-        self,
-        honest: FloatArray,
-        f: int,
-        rng: np.random.Generator,
-        aggregate: Aggregate,
+    def craft_vectors(
+        self, honest: FloatArray, f: int, rng: np.random.Generator, aggregate: Aggregate
     ) -> FloatArray:
         """Return zeros, (d,)."""
         return np.zeros(honest.shape[1])
@@ -54,12 +46,8 @@ class Gaussian(Attack):
     def __post_init__(self) -> None:
         check_positive("std", self.std)
 
-    def vectors(
-        self,
-        honest: FloatArray,
-        f: int,
-        rng: np.random.Generator,
-        aggregate: Aggregate,
+    def craft_vectors(
+        self, honest: FloatArray, f: int, rng: np.random.Generator, aggregate: Aggregate
     ) -> FloatArray:
         """Return noise, (f, d)."""
         return rng.normal(scale=self.std, size=(f, honest.shape[1]))
@@ -73,12 +61,8 @@ class NonFinite(Attack):
     a check that looks at a part of the vector, or at one kind, lets some through.
     """
 
-    def vectors(
-        self,
-        honest: FloatArray,
-        f: int,
-        rng: np.random.Generator,
-        aggregate: Aggregate,
+    def craft_vectors(
+        self, honest: FloatArray, f: int, rng: np.random.Generator, aggregate: Aggregate
     ) -> FloatArray:
         """Return spoilt means, (f, d)."""
         sent = np.tile(honest.mean(axis=0), (f, 1))
@@ -102,15 +86,11 @@ class HugeNorm(Attack):
     def __post_init__(self) -> None:
         check_positive("norm", self.norm)
 
-    def vectors(
-        self,
-        honest: FloatArray,
-        f: int,
-        rng: np.random.Generator,
-        aggregate: Aggregate,
+    def craft_vectors(
+        self, honest: FloatArray, f: int, rng: np.random.Generator, aggregate: Aggregate
     ) -> FloatArray:
         """Return vectors, (f, d), of the given norm."""
-        return self.norm * _directions(f, honest.shape[1], rng)
+        return self.norm * _unit_directions(f, honest.shape[1], rng)
 
 
 @dataclass(frozen=True)
@@ -135,21 +115,17 @@ class FarCluster(Attack):
         if not 0.0 <= self.radius < np.inf:
             raise ValueError(f"radius={self.radius} must be finite and at least 0")
 
-    def vectors(
-        self,
-        honest: FloatArray,
-        f: int,
-        rng: np.random.Generator,
-        aggregate: Aggregate,
+    def craft_vectors(
+        self, honest: FloatArray, f: int, rng: np.random.Generator, aggregate: Aggregate
     ) -> FloatArray:
         """Return the cluster, (f, d)."""
-        away, *around = _directions(1 + f, honest.shape[1], rng)
+        away, *around = _unit_directions(1 + f, honest.shape[1], rng)
         centre = honest.mean(axis=0) + self.distance * away
         cluster: FloatArray = centre + self.radius * np.array(around)
         return cluster
 
 
-def _directions(count: int, d: int, rng: np.random.Generator) -> FloatArray:
+def _unit_directions(count: int, d: int, rng: np.random.Generator) -> FloatArray:
     """Return vectors of norm 1, (count, d), uniform on the sphere."""
     normal = rng.normal(size=(count, d))
     directions: FloatArray = normal / np.linalg.norm(normal, axis=1, keepdims=True)

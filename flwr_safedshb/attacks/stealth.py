@@ -21,12 +21,8 @@ class Mimic(Attack):
     from step to step, and so does the choice.
     """
 
-    def vectors(
-        self,
-        honest: FloatArray,
-        f: int,
-        rng: np.random.Generator,
-        aggregate: Aggregate,
+    def craft_vectors(
+        self, honest: FloatArray, f: int, rng: np.random.Generator, aggregate: Aggregate
     ) -> FloatArray:
         """Return the vector, (d,), farthest out along the top principal direction."""
         centred = honest - honest.mean(axis=0)
@@ -38,11 +34,11 @@ class Mimic(Attack):
 
 
 @dataclass(frozen=True)
-class _Bounded(Attack):
+class _DistanceBounded(Attack):
     """Go as far against the standard deviation as a bound on distances allows."""
 
     @abstractmethod
-    def strength(self, centred: FloatArray, direction: FloatArray) -> float:
+    def max_strength(self, centred: FloatArray, direction: FloatArray) -> float:
         """Return the largest gamma allowed for mean + gamma * direction.
 
         Parameters
@@ -52,31 +48,29 @@ class _Bounded(Attack):
         direction : (d,) array, not zero
         """
 
-    def vectors(
-        self,
-        honest: FloatArray,
-        f: int,
-        rng: np.random.Generator,
-        aggregate: Aggregate,
+    def craft_vectors(
+        self, honest: FloatArray, f: int, rng: np.random.Generator, aggregate: Aggregate
     ) -> FloatArray:
         """Return the one vector, (d,), that all adversaries send."""
         mean: FloatArray = honest.mean(axis=0)
         direction = -honest.std(axis=0)
         if not direction.any():
             return mean
-        sent: FloatArray = mean + self.strength(honest - mean, direction) * direction
+        sent: FloatArray = (
+            mean + self.max_strength(honest - mean, direction) * direction
+        )
         return sent
 
 
 @dataclass(frozen=True)
-class MinMax(_Bounded):
+class MinMax(_DistanceBounded):
     """No farther from any honest vector than two of them are from each other.
 
     Shejwalkar and Houmansadr, "Manipulating the Byzantine", NDSS 2021, with their
     inverse standard deviation as the direction, and gamma in closed form.
     """
 
-    def strength(self, centred: FloatArray, direction: FloatArray) -> float:
+    def max_strength(self, centred: FloatArray, direction: FloatArray) -> float:
         """Solve ||y_i - gamma b||^2 = max_jk ||y_j - y_k||^2; the smallest over i."""
         diameter = squared_distances(centred @ centred.T).max()
         square = direction @ direction
@@ -87,13 +81,13 @@ class MinMax(_Bounded):
 
 
 @dataclass(frozen=True)
-class MinSum(_Bounded):
+class MinSum(_DistanceBounded):
     """Squared distances to the honest vectors sum to no more than those of one of them.
 
     Of the same paper as `MinMax`, with the same direction.
     """
 
-    def strength(self, centred: FloatArray, direction: FloatArray) -> float:
+    def max_strength(self, centred: FloatArray, direction: FloatArray) -> float:
         """Solve sum_i ||y_i - gamma b||^2 = max_j sum_i ||y_i - y_j||^2."""
         # The y_i sum to zero: the left is h gamma^2 b^2 + sum_i y_i^2, the right
         # h max_j y_j^2 + sum_i y_i^2.

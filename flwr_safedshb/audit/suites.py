@@ -138,13 +138,13 @@ class Suite:
 
     def cells(self, row: Row) -> tuple[str, ...]:
         """Return a row under these heads."""
-        subject = f"BROKEN: {row.subject}: {row.broken}" if row.broken else row.subject
+        outcome = f"BROKEN: {row.broken}" if row.broken else row.outcome
         figures = (
             show(row.figures[name]) if name in row.figures else ""
             for name, show in self.columns.items()
         )
         trials = f"{row.trials:,}" if row.trials else ""
-        return subject, row.outcome, trials, *figures
+        return row.subject, outcome, trials, *figures
 
 
 def plan_searches(settings: Settings, only: Sequence[str] = ()) -> Iterator[Task]:

@@ -14,7 +14,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict, Us
 from torch import nn
 from torch.utils.data import Dataset
 
-from flwr_safedshb.algorithm.budget import LEDGER_NAME, RefusedError
+from flwr_safedshb.algorithm.budget import LEDGER_NAME
+from flwr_safedshb.algorithm.refusal import RefusedError
 from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
 from flwr_safedshb.client import PrivateClientApp, SafeDSHBClient
 from flwr_safedshb.flower.compat import set_process_run

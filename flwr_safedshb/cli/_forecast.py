@@ -111,7 +111,9 @@ def forecast(setting: Setting) -> Forecast:
     # Refused before the noise is searched for, which takes a second.
     theory.mean_estimation_bound(n, f, d, 0.0, kappa, spread)
     left = theory.noise_in_momentum(1.0, setting.momentum)
-    swing = theory.swing(setting.momentum, setting.learning_rate, setting.smoothness)
+    swing = theory.swing_factor(
+        setting.momentum, setting.learning_rate, setting.smoothness
+    )
     plan = setting.plan()
     epsilon = plan.epsilon(setting.steps, setting.delta)
     std = setting.clip_norm if setting.gradient_std is None else setting.gradient_std

@@ -97,7 +97,7 @@ def set_reply_to(reply: Message, message_id: str) -> None:
 
 
 # ---- shortcuts around constructors, each with what it saves -------------------------
-# Measured by `python -m simulations.benchmarks.shortcuts`, in processor time: how much
+# Measured by `python -m simulations.benchmarks.ablation`, in processor time: how much
 # longer a round of 7 nodes in process, or of 1000 in a BatchedGrid, takes without them.
 
 

@@ -178,7 +178,7 @@ class AdversarialGrid(WrappedGrid):
         attack = self._attack
         if self._gradient and isinstance(attack, Attack) and attack.wants_gradient:
             model = decode_arrays(next(iter(asked[0].content.array_records.values())))
-            attack = attack.informed(self._gradient(model))
+            attack = attack.with_gradient(self._gradient(model))
         sent = attack(vectors, len(asked), self._rng, self._aggregate)
         for message, vector in zip(asked, sent, strict=True):
             reply = Message(replaced(honest[0].content, vector), reply_to=message)

@@ -1,7 +1,7 @@
-"""A Grid whose private clients train as one batch: the fastest way to simulate them.
+"""A Grid that computes the gradients of all clients in one batch: the fastest engine.
 
-Each client takes the very steps of `flwr_safedshb.algorithm.step`. Only their gradients
-are computed here: clients that were sent the same model go through it together.
+Each client drives the same `algorithm.step.training_step` as elsewhere. Only the
+gradients are computed here, together for all clients that were sent the same model.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from typing import cast
 import torch
 from flwr.app import Context, Message, MessageType
 
-from flwr_safedshb.algorithm.step import Fitted, GradientRequest, advance
+from flwr_safedshb.algorithm.model_arrays import load_weights
+from flwr_safedshb.algorithm.step import GradientRequest, GradientSource, resume_step
 from flwr_safedshb.algorithm.wire import Arrays, reply_with
 from flwr_safedshb.client import (
+    FitResult,
     PrivateClientApp,
     SafeDSHBClient,
-    content_of,
-    readable,
+    decode_weights,
+    parse_message,
 )
 from flwr_safedshb.flower.compat import copy_context, set_message_id
 from flwr_safedshb.privacy.bad_examples import ignore_warnings, log_causes
@@ -45,12 +47,11 @@ from flwr_safedshb.stop_signal import is_stop_signal
 
 
 class BatchedGrid(InProcessGrid):
-    """An `InProcessGrid` that lets the clients of a round go through the model at once.
+    """An `InProcessGrid` whose clients of a round go through the model at once.
 
-    It takes the same arguments. What each node replies is what it would reply alone, up
-    to the order in which floating-point sums are rounded: the same bytes for the same
-    seed, but not those of other engines. Clients of an app that does not come from
-    `client_app` train one by one.
+    It takes the same arguments. Each node replies what it would reply alone, up to the
+    rounding of floating-point sums: the same bytes for the same seed, but not those of
+    other engines. Clients of an app that `client_app` did not make train one by one.
     """
 
     def answer(self, messages: list[Message]) -> list[Message]:
@@ -58,8 +59,8 @@ class BatchedGrid(InProcessGrid):
         kinds = {message.metadata.message_type for message in messages}
         if kinds != {MessageType.TRAIN} or not isinstance(self._app, PrivateClientApp):
             return super().answer(messages)
-        with _uncollected():
-            return self._together(self._app, messages)
+        with _gc_disabled():
+            return self._train_together(self._app, messages)
 
     def received(
         self, reply: Message, message_id: str, working: Context
@@ -70,7 +71,7 @@ class BatchedGrid(InProcessGrid):
         set_message_id(reply, message_id)
         return reply, copy_context(working)
 
-    def _together(
+    def _train_together(
         self, app: PrivateClientApp, messages: list[Message]
     ) -> list[Message]:
         replies: list[Message | None] = [None] * len(messages)
@@ -82,32 +83,33 @@ class BatchedGrid(InProcessGrid):
             else:
                 set_message_id(message, message_id)
                 asked[i] = copy_context(context)
-        results = trained(app, [messages[i] for i in asked], list(asked.values()))
+        results = train_clients(app, [messages[i] for i in asked], list(asked.values()))
         for (i, working), result in zip(asked.items(), results, strict=True):
             replies[i] = self.concluded(messages[i], working, result)
         return [reply for reply in replies if reply is not None]
 
 
 @dataclass
-class _Stepping:
-    """A client on its way through its steps, which waits for a gradient.
+class _ClientRun:
+    """A client on its way through its steps, waiting for a gradient.
 
     `result` is its reply, or what its app would have raised, once there is one.
     """
 
     message: Message
     names: tuple[str, ...]
-    steps: Generator[GradientRequest, Vector, Fitted]
+    source: GradientSource
+    steps: Generator[GradientRequest, Vector, FitResult]
     request: GradientRequest | None = None
     result: Message | Exception | None = None
 
-    def go_on(self, found: Vector | BaseException | None) -> None:
-        """Go on with a gradient, or with why there is none, to the next or the end."""
+    def resume(self, found: Vector | BaseException | None) -> None:
+        """Send in a gradient or an error, and run to the next request or the end."""
         try:
             if found is None:
                 self.request = next(self.steps)
             else:
-                self.request = advance(self.steps, found)
+                self.request = resume_step(self.steps, found)
         except StopIteration as done:
             self.request = None
             self.result = reply_with(self.message, self.names, *done.value)
@@ -115,72 +117,75 @@ class _Stepping:
             self.request, self.result = None, error
 
 
-def trained(
+def train_clients(
     app: PrivateClientApp, messages: list[Message], contexts: list[Context]
 ) -> list[Message | Exception]:
     """Answer training messages for several nodes of this process at once.
 
-    The arrays that messages share are decoded once. What one client refuses is no
-    matter to the others.
+    Arrays that messages share are decoded once. A client that refuses does not change
+    the replies of the others.
 
     Returns
     -------
     list of (reply, or what the app would have raised)
     """
     results: list[Message | Exception | None] = [None] * len(messages)
-    going: dict[int, _Stepping] = {}
+    runs: dict[int, _ClientRun] = {}
     models: dict[tuple[object, ...], tuple[tuple[str, ...], Arrays]] = {}
     for i, (message, context) in enumerate(zip(messages, contexts, strict=True)):
         try:
-            record, config = content_of(message)
+            record, config = parse_message(message)
             client = app.make_client(context)
             same = (id(array.data) for array in record.values())
             key = (client.template, *record, *same)
             if key not in models:
-                models[key] = readable(client, record)
-            names, parameters = models[key]
+                models[key] = decode_weights(client, record)
+            names, weights = models[key]
             if type(client).fit is not SafeDSHBClient.fit:
-                fitted = client.fit(parameters, config)
+                fitted = client.fit(weights, config)
                 results[i] = reply_with(message, names, *fitted)
                 continue
-            going[i] = _Stepping(message, names, client.take_steps(parameters, config))
-            going[i].go_on(None)
+            steps = client.take_steps(weights, config)
+            runs[i] = _ClientRun(message, names, client.source, steps)
+            runs[i].resume(None)
         except Exception as error:
             results[i] = error
-    while waiting := [one for one in going.values() if one.request is not None]:
-        groups: dict[tuple[int, int, float], list[_Stepping]] = {}
-        for one in waiting:
-            asked = cast(GradientRequest, one.request)
-            own = asked.client
-            shared = (id(own.gradients), id(asked.weights), own.weight_decay)
-            groups.setdefault(shared, []).append(one)
+    while waiting := [run for run in runs.values() if run.request is not None]:
+        groups: dict[tuple[int, int, float], list[_ClientRun]] = {}
+        for run in waiting:
+            weights = cast(GradientRequest, run.request).weights
+            key = id(run.source.gradients), id(weights), run.source.weight_decay
+            groups.setdefault(key, []).append(run)
         for group in groups.values():
-            requests = [cast(GradientRequest, one.request) for one in group]
-            for one, found in zip(group, _gradients(requests), strict=True):
-                one.go_on(found)
-    finished = {i: one.result for i, one in going.items()}
+            for run, found in zip(group, _compute_gradients(group), strict=True):
+                run.resume(found)
+    finished = {i: run.result for i, run in runs.items()}
     return [
         cast("Message | Exception", finished.get(i, result))
         for i, result in enumerate(results)
     ]
 
 
-def _gradients(group: list[GradientRequest]) -> list[Vector | BaseException]:
-    """Return the private gradients of a group; where that fails, of each alone."""
-    client = group[0].client
+def _compute_gradients(group: list[_ClientRun]) -> list[Vector | BaseException]:
+    """Return the private gradients of a group; if that fails, of each run alone."""
+    source = group[0].source
+    requests = [cast(GradientRequest, run.request) for run in group]
     try:
-        group[0].load_weights()
-        draws = [request.draw for request in group]
+        load_weights(source.trained, requests[0].weights)
+        draws = [
+            run.source.draw(request.step)
+            for run, request in zip(group, requests, strict=True)
+        ]
         # Only a simulation may say what is wrong with its examples.
-        private = any(request.client.randomness.private for request in group)
+        private = any(run.source.randomness.private for run in group)
         with log_causes(not private):
-            return [*private_vectors(client.gradients, draws, client.weight_decay)]
+            return [*private_vectors(source.gradients, draws, source.weight_decay)]
     except BaseException as error:
         if is_stop_signal(error):
             raise
         if len(group) == 1:
             return [error]
-    return [found for request in group for found in _gradients([request])]
+    return [found for run in group for found in _compute_gradients([run])]
 
 
 def private_vectors(
@@ -194,7 +199,7 @@ def private_vectors(
     if len(draws) == 1:
         return [private_vector(gradients, draws[0], weight_decay)]
     batches = [draw_batch(gradients, draw) for draw in draws]
-    some = _level([batch for batch in batches if batch is not None])
+    some = _pad_batches([batch for batch in batches if batch is not None])
     kinds = {get_spec(x, y) for x, y, _ in some}
     with ignore_warnings():
         if len(some) == len(draws) and len(kinds) == 1:
@@ -213,8 +218,8 @@ def private_vectors(
     return [add_noise(gradients, total, draw, weight_decay) for total, draw in pairs]
 
 
-def _level(batches: Sequence[DrawnBatch]) -> list[DrawnBatch]:
-    """Return batches of one size; a place that one lacks is filled, and counts nothing.
+def _pad_batches(batches: Sequence[DrawnBatch]) -> list[DrawnBatch]:
+    """Pad batches to one size; what is filled in counts as nothing.
 
     Poisson batches differ in size.
     """
@@ -232,12 +237,8 @@ def _level(batches: Sequence[DrawnBatch]) -> list[DrawnBatch]:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Leave the search for cycles of garbage for later.
-
-    The records of a thousand clients are many objects without a cycle, and to look
-    through them again and again takes a third of a round.
-    """
+def _gc_disabled() -> Iterator[None]:
+    """Disable the garbage collector, which takes a third of a round of 1,000 nodes."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -7,18 +7,21 @@ from typing import cast
 
 from flwr.app import Message, MetricRecord, RecordDict
 
-from flwr_safedshb.algorithm.evaluation_names import (
+from flwr_safedshb.algorithm.wire import (
     CLASS_CORRECT,
     CORRECT,
     LOSS,
     NUM_EXAMPLES,
-    PRIVATE,
+    PRIVATE_EVALUATION,
 )
 
 
 def asks_for_counts(message: Message) -> bool:
     """Say whether a node is to answer privately what a model is worth."""
-    return any(PRIVATE in record for record in message.content.config_records.values())
+    return any(
+        PRIVATE_EVALUATION in record
+        for record in message.content.config_records.values()
+    )
 
 
 def lie_like(replies: Sequence[Message]) -> RecordDict | None:

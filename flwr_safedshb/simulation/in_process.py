@@ -16,7 +16,7 @@ from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.common import log
 
-from flwr_safedshb.algorithm.budget import RefusedError
+from flwr_safedshb.algorithm.refusal import RefusedError
 from flwr_safedshb.flower.compat import (
     SUPERLINK_NODE_ID,
     ErrorCode,

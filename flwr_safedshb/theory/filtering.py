@@ -1,4 +1,4 @@
-r"""What Filter proves, with a bound on the honest covariance and without one.
+r"""The constants of Filter, with a bound on the honest covariance and without one.
 
 Filter keeps weights c_i in [0, 1], at first 1, and takes c_i tau_i/tau_max off each
 while the top eigenvalue s2 of the weighted covariance is too large, tau_i being the
@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from flwr_safedshb.theory.checks import not_negative
+from flwr_safedshb.theory.checks import check_not_negative
 from flwr_safedshb.theory.robustness import check_num_malicious
 
 
@@ -125,7 +125,7 @@ def filter_certificate(weights: Iterable[float], f: int, gap: float = 0.0) -> fl
     ordered = sorted(weights)
     n = len(ordered)
     e = filter_eta(n, f)
-    not_negative(least_weight=ordered[0], largest_weight=ordered[-1])
+    check_not_negative(least_weight=ordered[0], largest_weight=ordered[-1])
     if ordered[-1] == 0.0:
         raise ValueError("weights are all 0; give the weights of an answer")
     if not gap >= 0.0:

@@ -1,8 +1,8 @@
 r"""Constants of robust averaging, each with the statement that it comes from.
 
-Two notions of robust averaging are in use, and a constant is worth nothing without its
-own. For all x_1..x_n and all S of size n - f, with cov_S the empirical covariance of S
-(factor 1/|S|):
+Two notions of robust averaging are in use, and every constant belongs to one. For all
+x_1..x_n and all S of size n - f, with cov_S the empirical covariance of S (factor
+1/|S|):
 
 - spectral: ||F(x) - mean_S||^2 <= kappa * lambda_max(cov_S), Definition of
   (f, kappa)-robust averaging in Allouah et al., "On the Privacy-Robustness-Utility
@@ -18,13 +18,10 @@ min(d, n-f-1) lambda_max, so a variance constant times that is a spectral one
 import math
 from functools import lru_cache
 
-from flwr_safedshb.theory.spread import spectral_factor
-
-# Every round of a run asks for the same constants, of the same n and f.
-_remembered = lru_cache(maxsize=1024)
+from flwr_safedshb.theory.checks import check_positive
 
 
-@_remembered
+@lru_cache(maxsize=1024)  # every round of a run asks for the same n and f
 def check_num_malicious(n: int, f: int) -> None:
     """Refuse n and f for which no rule can be robust."""
     if f < 0:
@@ -50,7 +47,7 @@ def kappa_lower_bound(n: int, f: int) -> float:
     return f / (n - 2 * f)
 
 
-@_remembered
+@lru_cache(maxsize=1024)
 def kappa_smea(n: int, f: int, gap: float = 0.0) -> float:
     r"""Return the spectral constant of SMEA: f/(n-2f) (1 + sqrt(1 + gap))^2.
 
@@ -82,7 +79,7 @@ def kappa_smea(n: int, f: int, gap: float = 0.0) -> float:
     return f / (n - 2 * f) * (1.0 + math.sqrt(1.0 + gap)) ** 2
 
 
-@_remembered
+@lru_cache(maxsize=1024)
 def kappa_smea_paper(n: int, f: int) -> float:
     """Return the paper's spectral constant of SMEA, 4f(n-f)/(n-2f)^2."""
     check_num_malicious(n, f)
@@ -139,11 +136,30 @@ def kappa_nnm(n: int, f: int, inner: float) -> float:
     return 8.0 * f / (n - f) * (inner + 1.0)
 
 
+def spectral_factor(h: int, d: int | None = None) -> int:
+    """Return min(d, h-1), the largest ratio of trace(cov) of h vectors to lambda_max.
+
+    cov has rank at most min(d, h-1), because the h vectors about their mean sum to 0,
+    and its trace is the sum of so many eigenvalues. Attained where these are equal.
+
+    Parameters
+    ----------
+    h : int
+        Vectors, n - f for a rule.
+    d : int, optional
+        Dimension; large by default.
+    """
+    check_positive(h=h)
+    if d is None:
+        return h - 1
+    check_positive(d=d)
+    return min(d, h - 1)
+
+
 def kappa_spectral(kappa: float, n: int, f: int, d: int | None = None) -> float:
     """Return min(d, n-f-1) kappa: a variance constant in the spectral notion.
 
-    The covariance of n - f vectors has rank min(d, n-f-1) at most, so its trace is at
-    most so many times its largest eigenvalue (`spectral_factor`).
+    The trace is at most so many times the largest eigenvalue (`spectral_factor`).
 
     Parameters
     ----------

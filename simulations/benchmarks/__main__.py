@@ -9,41 +9,37 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markdown import Markdown
 
-from simulations.benchmarks import history, sheet
-from simulations.benchmarks.measure import timed
-from simulations.benchmarks.outcome import OUT, show_table
+from simulations.benchmarks import history, html
+from simulations.benchmarks.result import OUT, markdown
+from simulations.benchmarks.thresholds import BENCHMARKS
 from simulations.command import Parser, complaining, prepare_folder
 from simulations.results.publish import check_page, publish
 
-BENCHMARKS = (
-    "aggregation",
-    "client_step",
-    "startup",
-    "engine",
-    "end_to_end",
-    "deployment",
-)
 PAGE = "index.html"
 
 
-def measure(name: str, out: Path, quick: bool) -> sheet.Section:
-    """Run one benchmark and read what it found."""
+def run_alone(name: str, out: Path, quick: bool) -> html.Section:
+    """Run one benchmark in a new process, and read what it found."""
     command = [sys.executable, "-m", f"simulations.benchmarks.{name}"]
     command += ["--out", str(out), *(["--quick"] if quick else [])]
     path = out / f"{name}.json"
     picture = path.with_suffix(".png")
     for stale in (path, picture):  # of an earlier run
         stale.unlink(missing_ok=True)
-    seconds, done = timed(lambda: subprocess.run(command, check=False))
+    start = time.perf_counter()
+    done = subprocess.run(command, check=False)
+    seconds = time.perf_counter() - start
     if done.returncode or not path.exists():
-        return sheet.Section(name, seconds, None, None)
+        return html.Section(name, seconds, None, None)
     image = picture.read_bytes() if picture.exists() else None
-    return sheet.Section(name, seconds, json.loads(path.read_text()), image)
+    return html.Section(name, seconds, json.loads(path.read_text()), image)
 
 
 @complaining
@@ -62,9 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--page", type=Path, help="put tables and pictures into this page, too"
     )
     options = parser.parse_args(arguments)
-    names = options.names or BENCHMARKS
+    names = options.names or list(BENCHMARKS)
     if unknown := [name for name in names if name not in BENCHMARKS]:
-        parser.error(f"{', '.join(unknown)}: the benchmarks are {BENCHMARKS}")
+        parser.error(f"{', '.join(unknown)}: the benchmarks are {list(BENCHMARKS)}")
     if options.record and (options.quick or options.names):
         parser.error("--record keeps whole runs: leave out --quick and names")
     if options.page is not None:
@@ -76,18 +72,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sections = []
     for name in names:
         console.rule(name)
-        sections.append(measure(name, options.out, options.quick))
-    now = history.entry({s.name: s.costs for s in sections})
+        sections.append(run_alone(name, options.out, options.quick))
+    now = history.make_entry({s.name: s.costs for s in sections})
     # Small sizes have other costs under the same names.
-    before = None if options.quick else history.last(now.machine)
-    changes = history.comparison(before, now)
+    before = None if options.quick else history.load_last(now.machine)
+    changes = history.compare_entries(before, now)
     if changes is not None:
-        console.rule("history")
-        show_table(console, changes)
-    (options.out / PAGE).write_text(sheet.page_of(sections, now, changes))
+        console.print(Markdown(markdown("History", [changes])))
+    (options.out / PAGE).write_text(html.write_page(sections, now, changes))
     console.print(f"Written: {options.out / PAGE}", highlight=False)
-    failed = [section.name for section in sections if section.outcome is None]
-    if failed:
+    if failed := [section.name for section in sections if section.result is None]:
         sys.exit(f"failed: {', '.join(failed)}")
     if options.page is not None:
         pictures = {
@@ -95,9 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for name in names
             if (path := options.out / f"{name}.png").exists()
         }
-        publish(options.page, "benchmarks", sheet.markdown(sections, now), pictures)
+        text = html.write_markdown(sections, now)
+        publish(options.page, "benchmarks", text, pictures)
     if options.record:
-        history.append(now)
+        history.append_entry(now)
     return 0
 
 

@@ -1,60 +1,38 @@
-"""SMEA against peers and the floor: ``python -m simulations.benchmarks.aggregation``.
+"""SMEA against its peers: ``python -m simulations.benchmarks.aggregation``.
 
-One run, a table of medians and ratios, JSON and a figure. Compared are `SMEA`, brute
-force on the Gram matrix, ByzFL and ByzPy (``make peers``), and what cannot be avoided,
-the Gram matrix. Everything runs on one thread, and what is compared takes turns on the
-same input.
+Compared are `SMEA`, brute force on the Gram matrix, ByzFL and ByzPy (``make peers``),
+and its Gram matrix alone. Everything runs on one thread, and what is compared takes
+turns on the same input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import tempfile
 from dataclasses import asdict, dataclass
 
-from matplotlib.figure import Figure
+import numpy as np
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+from rich.progress import track
 from threadpoolctl import threadpool_limits
 
-from simulations.benchmarks import growth, large, outcome, report
-from simulations.benchmarks.cells import (
-    PATIENT,
-    Cell,
-    Sample,
-    filter_turns,
-    hostile_ends,
-    measure,
-    warm_up,
+from flwr_safedshb.aggregation import SMEA, Filter
+from flwr_safedshb.aggregation.gram import gram
+from simulations.benchmarks import grid, growth, large
+from simulations.benchmarks.families import ALIE_DEVIATIONS, FAMILIES, HOSTILE, family
+from simulations.benchmarks.grid import PATIENT, Cell, Sample, read_certificate
+from simulations.benchmarks.measure import (
+    call_alone,
+    median_in_turns,
+    peak_megabytes,
+    thread_seconds,
 )
-from simulations.benchmarks.families import ALIE_DEVIATIONS, FAMILIES
-from simulations.benchmarks.growth import Growth
-from simulations.benchmarks.outcome import Check, Outcome
-from simulations.benchmarks.processes import (
-    CompilerTimes,
-    ask,
-    compiler_times,
-    first_calls,
-)
-from simulations.benchmarks.rivals import Rival, rivals
-from simulations.benchmarks.targets import (
-    filter_check,
-    hostile_checks,
-    memory_check,
-    ratio,
-    sample_checks,
-)
+from simulations.benchmarks.peers import Peer, load_peers
+from simulations.benchmarks.result import Figure, Result, Table, run_benchmark
 
 SIZES = (
-    (7, 3),
-    (10, 4),
-    (15, 6),
-    (20, 6),
-    (20, 9),
-    (25, 8),
-    (30, 9),
-    (40, 8),
-    (50, 10),
-    (100, 10),
+    *((7, 3), (10, 4), (15, 6), (20, 6), (20, 9)),
+    *((25, 8), (30, 9), (40, 8), (50, 10), (100, 10)),
 )
 # Largest n that is also run without a compiler.
 INTERPRETED = 40
@@ -68,33 +46,19 @@ class Settings:
     ----------
     cells : tuple of (n, f, d)
     seeds : int
-        Inputs of each family in a cell; rivals get the first.
-    patient_seeds : int
-        The same where the search has a time limit.
-    rival_limit : float
-        Seconds of a call above which a rival is sampled.
-    compiler : bool
-        Whether to time compilation, and small cells without it.
-    filter_cell, memory_cell : (n, f, d) and (n, d), or None
-        Where Filter and the memory are measured.
-    hostile : bool
-        Whether to try the inputs made to defeat the search.
-    large : tuple of int
-        Numbers of vectors at which default calls are bounded.
-    far : bool
-        Whether growth is followed to large sizes.
+        Inputs of each family in a cell; peers get the first, and there is only that
+        where the search has a time limit.
+    peer_limit : float
+        Seconds of a call above which a peer is sampled.
+    whole : bool
+        Whether the compiler, Filter, memory, hostile inputs and hundreds of vectors are
+        measured, and growth is followed to large sizes.
     """
 
     cells: tuple[Cell, ...]
-    seeds: int = len(ALIE_DEVIATIONS)
-    patient_seeds: int = 1
-    rival_limit: float = 2.0
-    compiler: bool = True
-    filter_cell: Cell | None = (1000, 100, 100_000)
-    memory_cell: tuple[int, int] | None = (50, 10_000_000)
-    hostile: bool = True
-    large: tuple[int, ...] = large.SIZES
-    far: bool = True
+    seeds: int
+    peer_limit: float
+    whole: bool
 
 
 FULL = Settings(
@@ -102,149 +66,129 @@ FULL = Settings(
         *((n, f, 69) for n, f in SIZES),
         (20, 6, 4096),
         *((n, f, 100_000) for n, f in SIZES),
-    )
+    ),
+    seeds=len(ALIE_DEVIATIONS),
+    peer_limit=2.0,
+    whole=True,
 )
-QUICK = Settings(
-    cells=((7, 3, 69), (15, 6, 69), (15, 6, 4096)),
-    seeds=2,
-    rival_limit=0.5,
-    compiler=False,
-    filter_cell=None,
-    memory_cell=None,
-    hostile=False,
-    large=(),
-    far=False,
-)
+QUICK = Settings(((7, 3, 69), (15, 6, 69), (15, 6, 4096)), 2, 0.5, whole=False)
 
 
-@dataclass(frozen=True)
-class Results:
-    """What a run measured; seconds, except where said."""
-
-    first_calls: tuple[float, float] | None
-    samples: list[Sample]
-    compiler: dict[Cell, CompilerTimes]
-    growths: list[Growth]
-    large: list[large.Call]
-    checks: list[Check]
-
-
-def run(quick: bool) -> Outcome:
-    """Measure, and tell of it."""
-    settings = QUICK if quick else FULL
-    columns = (
-        *Progress.get_default_columns(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    console = Console(stderr=True)
-    with (
-        threadpool_limits(1),
-        Progress(*columns, console=console, transient=True) as progress,
-    ):
-        return _told(settings, measured(settings, progress))
-
-
-def _told(settings: Settings, results: Results) -> Outcome:
-    figures = asdict(results)
-    # JSON has no tuples for keys.
-    figures["compiler"] = [
-        {"cell": cell, "seconds": value} for cell, value in results.compiler.items()
-    ]
-    return Outcome(
-        name="aggregation",
-        title="Aggregation",
-        tables=[
-            *report.tables(results.samples, results.compiler, results.first_calls),
-            growth.table(results.growths),
-            *([large.table(results.large)] if results.large else []),
-        ],
-        checks=results.checks,
-        costs=_costs(results.samples),
-        settings=asdict(settings),
-        results=figures,
-        plot=lambda figure: _plot(figure, results),
-    )
-
-
-def _costs(samples: list[Sample]) -> dict[str, float]:
-    """Return SMEA's time in Gram matrices, for the cells that have several sizes."""
-    cells = dict.fromkeys(s.cell for s in samples if s.n < PATIENT)
-    return {
-        f"SMEA {report.size(cell)} / Gram": ratio(
-            [s for s in samples if s.cell == cell], "SMEA", "gram"
-        )
-        for cell in cells
-    }
-
-
-def _plot(figure: Figure, results: Results) -> None:
-    figure.set_size_inches(12, 8.5)
-    halves = figure.subfigures(2, 1, squeeze=False, height_ratios=(5, 3))
-    report.plot(halves[0, 0], results.samples, results.compiler)
-    growth.plot(halves[1, 0], results.growths)
-
-
-def measured(settings: Settings, progress: Progress) -> Results:
+def measure(quick: bool) -> Result:
     """Measure everything that the settings ask for."""
-    contenders = rivals()
-    warm_up()
-    inputs = _inputs(settings)
-    task = progress.add_task("", total=len(inputs))
-    samples = []
-    for cell, name, seed in inputs:
-        progress.update(task, description=f"{report.size(cell)} {name}")
-        asked: Mapping[str, Rival] = contenders if seed == 0 else {}
-        samples.append(measure(cell, name, seed, asked, settings.rival_limit))
-        progress.advance(task)
-
-    small = [c for c in settings.cells if settings.compiler and c[0] <= INTERPRETED]
-    if settings.compiler:
-        progress.add_task("the compiler, and without it", total=None)
-    progress.add_task("growth", total=None)
-    growths = growth.growths(settings.far)
-    progress.add_task("many vectors", total=None)
-    many = large.calls(settings.large) if settings.large else []
-    return Results(
-        first_calls=first_calls() if settings.compiler else None,
-        samples=samples,
-        compiler=compiler_times(small) if small else {},
-        growths=growths,
-        large=many,
-        checks=[
-            *sample_checks(samples),
-            *_special_checks(settings, progress),
-            *growth.checks(growths),
-            *(large.checks(many) if many else []),
-        ],
+    settings = QUICK if quick else FULL
+    with threadpool_limits(1):
+        grid.compile_search()
+        samples = measure_grid(settings)
+        curves = growth.measure_growth(settings.whole)
+        tables = [growth.make_table(curves)]
+        figures = grid.read_figures(samples) | growth.read_figures(curves)
+        compiler: dict[Cell, float] = {}
+        calls: list[large.Call] = []
+        note = ""
+        if settings.whole:
+            compiler = grid.compare_compiler(
+                [cell for cell in settings.cells if cell[0] <= INTERPRETED]
+            )
+            note = describe_first_calls()
+            hostile, certified = measure_hostile()
+            calls = large.measure_calls()
+            tables += [hostile, large.make_table(calls)]
+            figures |= large.read_figures(calls) | {
+                "hostile inputs: certified answers": certified,
+                "Filter, n = 1,000, d = 100,000: / Gram": measure_filter(
+                    1000, 100, 100_000
+                ),
+                "extra memory, n = 50, d = 10,000,000": Figure(
+                    call_alone(measure_memory, 50, 10_000_000)
+                ),
+            }
+    cells = grid.group_by((s for s in samples if s.cell[0] < PATIENT), lambda s: s.cell)
+    return Result(
+        tables=[*grid.make_tables(samples, compiler, note), *tables],
+        figures=figures,
+        costs={
+            f"SMEA ({n}, {f}), d = {d:,} / Gram": grid.ratio(group, "SMEA", "gram")
+            for (n, f, d), group in cells.items()
+        },
+        raw={
+            "settings": asdict(settings),
+            "samples": [asdict(sample) for sample in samples],
+            "growth": [asdict(curve) for curve in curves],
+            "large": [asdict(call) for call in calls],
+        },
+        panels=[*grid.make_panels(samples), *growth.make_panels(curves)],
     )
 
 
-def _inputs(settings: Settings) -> list[tuple[Cell, str, int]]:
-    """List every input, the seeds of a cell after each other."""
-    return [
+def measure_grid(settings: Settings) -> list[Sample]:
+    """Measure every input of the grid; peers get the first seed of each."""
+    peers = load_peers()
+    inputs = [
         (cell, name, seed)
         for cell in settings.cells
-        for seed in range(
-            settings.seeds if cell[0] < PATIENT else settings.patient_seeds
-        )
+        for seed in range(settings.seeds if cell[0] < PATIENT else 1)
         for name in FAMILIES
     ]
+    console = Console(stderr=True)
+    samples = []
+    for cell, name, seed in track(inputs, "SMEA", console=console, transient=True):
+        asked: dict[str, Peer] = {} if seed else peers
+        limit = settings.peer_limit
+        samples.append(grid.measure_sample(cell, name, seed, asked, limit))
+    return samples
 
 
-def _special_checks(settings: Settings, progress: Progress) -> list[Check]:
-    checks = []
-    progress.add_task("Filter, memory, hostile inputs", total=None)
-    if settings.filter_cell is not None:
-        n, f, d = settings.filter_cell
-        checks.append(filter_check(filter_turns(n, f, d), n, d))
-    if settings.memory_cell is not None:
-        (models,) = ask("memory", *settings.memory_cell)
-        checks.append(memory_check(models, *settings.memory_cell))
-    if settings.hostile:
-        checks += hostile_checks(hostile_ends())
-    return checks
+def describe_first_calls() -> str:
+    """Say what a process's first search costs: to compile, and from the cache."""
+    # An empty folder takes the place of the compiler's cache.
+    with tempfile.TemporaryDirectory() as cache:
+        cold = call_alone(grid.compile_search, NUMBA_CACHE_DIR=cache)
+        warm = call_alone(grid.compile_search, NUMBA_CACHE_DIR=cache)
+    return (
+        f" Not in the times: a first search compiles for {cold:.1f} s, once on a "
+        f"machine, and loads that for {warm:.1f} s, once in a process."
+    )
+
+
+def measure_filter(n: int, f: int, d: int) -> Figure:
+    """Return Filter's time in Gram matrices."""
+    vectors = family("alie", n, f, d, seed=4)
+    clients = [[row] for row in vectors]
+    calls = {"Filter": lambda: Filter()(vectors, f), "gram": lambda: gram(clients)}
+    seconds = median_in_turns(calls, enough=10.0, most=3)
+    return Figure(seconds["Filter"] / seconds["gram"])
+
+
+def measure_memory(n: int, d: int) -> float:
+    """Return the peak beyond the replies while aggregating, in models of d float32.
+
+    Every reply has four layers and memory of its own, as messages have.
+    """
+    rng = np.random.default_rng(0)
+    quarter = d // 4
+    replies = [
+        [rng.standard_normal(quarter, dtype=np.float32) for _ in range(4)]
+        for _ in range(n)
+    ]
+    grid.compile_search()
+    peak = peak_megabytes(lambda: SMEA()(replies, n // 5))
+    return peak * 2**20 / (4.0 * 4 * quarter)
+
+
+def measure_hostile() -> tuple[Table, Figure]:
+    """Measure inputs that were made to defeat the search, which its budget ends."""
+    rows, certified = [], []
+    for name, (vectors, f) in HOSTILE.items():
+        products = gram([[row] for row in vectors])
+        seconds, answer = thread_seconds(lambda p=products, f=f: SMEA().weigh(p, f))  # type: ignore[misc]
+        gap, kappa = read_certificate(answer)
+        certified.append(math.isfinite(kappa))
+        rows.append((name, f"{seconds:.2f}", f"{gap:.1%}", f"{kappa:.2f}"))
+    heads = ("vectors", "s", "gap", "kappa")
+    table = Table("Inputs made to defeat the search", heads, rows)
+    return table, grid.share_of(certified)
 
 
 if __name__ == "__main__":
-    raise SystemExit(outcome.main(run, __doc__))
+    raise SystemExit(run_benchmark("aggregation"))

@@ -23,13 +23,14 @@ from flwr_safedshb.strategy import SafeDSHB
 from simulations.models import MLP, LogisticRegression
 
 INPUTS, EXAMPLES, BATCH = 68, 500, 25
+PLAN = PrivacyPlan(1.0, 1.0, BATCH, EXAMPLES)
 OURS, FEDAVG = "SafeDSHB", "FedAvg"
 _NODE_SECONDS = 300.0
 # An MLP's inputs; with the units of its hidden layers they make its size.
 _WIDE = 784
 
 
-def model_of(hidden: int) -> nn.Module:
+def make_model(hidden: int) -> nn.Module:
     """Return a logistic regression (69 parameters), or an MLP if there are units."""
     if hidden == 0:
         return LogisticRegression(INPUTS)
@@ -37,17 +38,16 @@ def model_of(hidden: int) -> nn.Module:
 
 
 @lru_cache(maxsize=1)
-def loaded(hidden: int) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+def load_task(hidden: int) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
     """Return the model and the examples of a node: what a process loads once."""
     inputs = torch.randn(EXAMPLES, _WIDE if hidden else INPUTS)
-    return model_of(hidden), (inputs, torch.randint(2, (EXAMPLES, 1)).float())
+    return make_model(hidden), (inputs, torch.randint(2, (EXAMPLES, 1)).float())
 
 
 def client_fn(context: Context) -> SafeDSHBClient:
     """Make the client of ours."""
-    model, data = loaded(int(context.run_config["hidden"]))
-    plan = PrivacyPlan(1.0, 1.0, BATCH, EXAMPLES)
-    return SafeDSHBClient(model, nn.BCEWithLogitsLoss(), data, plan, context)
+    model, data = load_task(int(context.run_config["hidden"]))
+    return SafeDSHBClient(model, nn.BCEWithLogitsLoss(), data, PLAN, context)
 
 
 private = client_app(client_fn)
@@ -59,7 +59,7 @@ def train(message: Message, context: Context) -> Message:
     """Take one step: private, or plain SGD that answers with weights."""
     if context.run_config["strategy"] == OURS:
         return private(message, context)
-    model, (inputs, targets) = loaded(int(context.run_config["hidden"]))
+    model, (inputs, targets) = load_task(int(context.run_config["hidden"]))
     arrays = next(iter(message.content.array_records.values()))
     model.load_state_dict(arrays.to_torch_state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -84,7 +84,7 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     nodes, trace = int(config["nodes"]), Path(str(config["trace"]))
 
-    def told(_: int, __: ArrayRecord) -> MetricRecord:
+    def mark(_: int, __: ArrayRecord) -> MetricRecord:
         with trace.open("a") as file:
             file.write(f"{time.time()}\n")
         return MetricRecord({"seen": 1})
@@ -101,6 +101,6 @@ def main(grid: Grid, context: Context) -> None:
             fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes
         )
     )
-    arrays = ArrayRecord(model_of(int(config["hidden"])).state_dict())
+    arrays = ArrayRecord(make_model(int(config["hidden"])).state_dict())
     rounds = int(config["rounds"])
-    strategy.start(grid, arrays, num_rounds=rounds, evaluate_fn=told)
+    strategy.start(grid, arrays, num_rounds=rounds, evaluate_fn=mark)

@@ -1,7 +1,6 @@
-"""What benchmarks cost from version to version: ``history.jsonl``, a line for each run.
+"""What benchmarks cost from version to version: ``history.jsonl``, a line a run.
 
-A line has the version, the commit, the date, the machine and the costs; only lines of
-the same machine are compared.
+Only lines of the same machine are compared.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from simulations.benchmarks.outcome import Table
+from simulations.benchmarks.result import Table
 from simulations.results.machine import machine
 
 PATH = Path(__file__).with_name("history.jsonl")
@@ -26,18 +25,7 @@ Costs = Mapping[str, Mapping[str, float]]  # benchmark, figure
 
 @dataclass(frozen=True)
 class Entry:
-    """One run of all benchmarks.
-
-    Attributes
-    ----------
-    version, commit, date : str
-    machine : str
-        Processor and cores.
-    load : float
-        Of the machine, when the run ended.
-    costs : mapping
-        By benchmark and figure; less is better.
-    """
+    """One run of all benchmarks: where, under which load, and its costs."""
 
     version: str
     commit: str
@@ -47,12 +35,16 @@ class Entry:
     costs: Costs
 
 
-def entry(costs: Costs) -> Entry:
+def make_entry(costs: Costs) -> Entry:
     """Return what is to be kept of a run that ends now."""
     here = machine()
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=10"]
+    described = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=PATH.parent
+    )
     return Entry(
         version=metadata.version("flwr-safedshb"),
-        commit=_commit(),
+        commit=described.stdout.strip() or "unknown",
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         machine=f"{here['processor']}, {here['cores']} cores",
         load=float(str(here["load"])),
@@ -60,49 +52,39 @@ def entry(costs: Costs) -> Entry:
     )
 
 
-def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=10"]
-    found = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=PATH.parent
-    )
-    return found.stdout.strip() or "unknown"
-
-
-def append(new: Entry, path: Path = PATH) -> None:
+def append_entry(entry: Entry) -> None:
     """Add a line."""
-    with path.open("a") as file:
-        file.write(json.dumps(asdict(new)) + "\n")
+    with PATH.open("a") as file:
+        file.write(json.dumps(asdict(entry)) + "\n")
 
 
-def last(machine: str, path: Path = PATH) -> Entry | None:
+def load_last(machine: str) -> Entry | None:
     """Return the last entry of a machine, if there is one."""
-    if not path.exists():
-        return None
-    entries = [Entry(**json.loads(line)) for line in path.read_text().splitlines()]
-    return next((e for e in reversed(entries) if e.machine == machine), None)
+    lines = PATH.read_text().splitlines() if PATH.exists() else []
+    entries = [Entry(**json.loads(line)) for line in reversed(lines)]
+    return next((entry for entry in entries if entry.machine == machine), None)
 
 
-def comparison(before: Entry | None, now: Entry) -> Table | None:
+def compare_entries(before: Entry | None, now: Entry) -> Table | None:
     """Return what has changed since an entry, or None if there is none."""
     if before is None:
         return None
     rows = [
-        (f"{benchmark}: {figure}", f"{old:.3g}", f"{cost:.3g}", verdict(cost / old))
+        (f"{benchmark}: {name}", f"{old:.3g}", f"{cost:.3g}", _describe(cost / old))
         for benchmark, costs in now.costs.items()
-        for figure, cost in costs.items()
-        if (old := before.costs.get(benchmark, {}).get(figure))
+        for name, cost in costs.items()
+        if (old := before.costs.get(benchmark, {}).get(name))
     ]
     return Table(
         f"Against the last record of this machine: {before.version} "
         f"({before.commit}), {before.date}",
-        ("figure", "then", "now", ""),
+        ("figure", "then", "now", "change"),
         rows,
         f"Less is better. Changes below {NOISE:.2f} times are noise.",
     )
 
 
-def verdict(ratio: float) -> str:
-    """Say how a cost has changed."""
+def _describe(ratio: float) -> str:
     if ratio > NOISE:
         return f"{ratio:.2f} times slower"
     return f"{1 / ratio:.2f} times faster" if ratio < 1 / NOISE else "same"

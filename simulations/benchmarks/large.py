@@ -1,8 +1,7 @@
 """Default calls of SMEA on hundreds of vectors: what they take, what they certify.
 
 No call may take much longer than the one on 100 isotropic vectors, 10 of them hostile,
-which spends its whole budget; and a certificate must not get looser with the number of
-vectors, as it would if the search were left out somewhere.
+which spends its whole budget.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import mean
 
 import numpy as np
 
@@ -18,16 +18,13 @@ from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.aggregation.gram import gram, scatter_lambda, squared_distances
 from flwr_safedshb.aggregation.rule import FloatArray, Weighing
 from flwr_safedshb.theory import kappa_smea
-from simulations.benchmarks.cells import certificate
 from simulations.benchmarks.families import Vectors, circle, clustered, family
-from simulations.benchmarks.measure import worked
-from simulations.benchmarks.outcome import Check, Table, at_most
+from simulations.benchmarks.grid import read_certificate, share_of
+from simulations.benchmarks.measure import thread_seconds
+from simulations.benchmarks.result import Figure, Table
 
 REFERENCE = (100, 10)
 SIZES = (128, 200, 256, 300, 500, 1000)
-# The most that a call may take, in calls at `REFERENCE`; and how many times that of the
-# next smaller n the ratio of an answer to its lower bound may be.
-LONGEST, LOOSER = 2.0, 1.2
 # Subsets of either kind that are held against a certificate.
 OTHERS = 4
 
@@ -45,18 +42,10 @@ SHARES: dict[str, Callable[[int], int]] = {
 
 @dataclass(frozen=True)
 class Call:
-    """A default call, and its certificate.
+    """A default call and its certificate.
 
-    Attributes
-    ----------
-    name, share : str
-        Of `INPUTS` and `SHARES`.
-    n, f : int
-    seconds : float
-        The processor's, without the Gram matrix.
-    gap, kappa : float
-    true : bool
-        Whether the certificate is: see `_true`.
+    `name` and `share` are of `INPUTS` and `SHARES`; `seconds` are the processor's,
+    without the Gram matrix; `true` is what `is_true` says of the certificate.
     """
 
     name: str
@@ -69,20 +58,21 @@ class Call:
     true: bool
 
 
-def call(name: str, share: str, n: int, f: int) -> Call:
+def measure_call(name: str, share: str, n: int, f: int) -> Call:
     """Make one default call."""
     products = gram([[row] for row in INPUTS[name](n, f)])
-    seconds, answer = worked(lambda: SMEA().weigh(products, f))
-    found = certificate(answer)
-    return Call(name, share, n, f, seconds, *found, _true(products, answer, *found))
+    seconds, answer = thread_seconds(lambda: SMEA().weigh(products, f))
+    gap, kappa = read_certificate(answer)
+    true = is_true(products, answer, gap, kappa)
+    return Call(name, share, n, f, seconds, gap, kappa, true)
 
 
-def _true(products: FloatArray, answer: Weighing, gap: float, kappa: float) -> bool:
-    """Whether a certificate withstands what can be tried at any n.
+def is_true(products: FloatArray, answer: Weighing, gap: float, kappa: float) -> bool:
+    """Return whether a certificate withstands what can be tried at any n.
 
     The subset has its eigenvalue, kappa follows from the gap, and none of some other
     subsets is below the bound: the n - f nearest to some of the vectors, and n - f
-    at random.
+    at random. `products` is the (n, n) Gram matrix.
     """
     subset, bound = answer.subset, answer.lower_bound
     assert subset is not None
@@ -101,39 +91,39 @@ def _true(products: FloatArray, answer: Weighing, gap: float, kappa: float) -> b
     )
 
 
-def calls(sizes: Sequence[int]) -> list[Call]:
+def measure_calls(sizes: Sequence[int] = SIZES) -> list[Call]:
     """Make the reference call, first and last, and every other one between."""
     reference = ("isotropic", "n/10", *REFERENCE)
-    first = call(*reference)
+    first = measure_call(*reference)
     between = [
-        call(name, share, n, SHARES[share](n))
+        measure_call(name, share, n, SHARES[share](n))
         for name in INPUTS
         for share in SHARES
         for n in sizes
     ]
-    return [first, *between, call(*reference)]
+    return [first, *between, measure_call(*reference)]
 
 
-def _reference(made: Sequence[Call]) -> float:
-    ends = [c.seconds for c in (made[0], made[-1])]
-    return float(np.mean(ends))
+def _reference_seconds(calls: Sequence[Call]) -> float:
+    return mean([calls[0].seconds, calls[-1].seconds])
 
 
-def table(made: Sequence[Call]) -> Table:
+def _group_lines(calls: Sequence[Call]) -> dict[tuple[str, str], list[Call]]:
+    """Return the calls on one kind of input, by growing n."""
+    lines: dict[tuple[str, str], list[Call]] = {}
+    for call in sorted(calls[1:-1], key=lambda call: call.n):
+        lines.setdefault((call.name, call.share), []).append(call)
+    return lines
+
+
+def make_table(calls: Sequence[Call]) -> Table:
     """Return every call in calls at `REFERENCE`, and its gap."""
-    unit = _reference(made)
-    sizes = sorted({c.n for c in made[1:-1]})
+    unit = _reference_seconds(calls)
+    lines = _group_lines(calls)
+    sizes = [call.n for call in next(iter(lines.values()))]
     rows = [
-        (
-            name,
-            share,
-            *(
-                f"{c.seconds / unit:.2f}, {c.gap:.0%}"
-                for c in sorted(_line(made, name, share), key=lambda c: c.n)
-            ),
-        )
-        for name in INPUTS
-        for share in SHARES
+        (*kind, *(f"{call.seconds / unit:.2f}, {call.gap:.0%}" for call in line))
+        for kind, line in lines.items()
     ]
     return Table(
         "Default calls of SMEA on many vectors",
@@ -144,46 +134,22 @@ def table(made: Sequence[Call]) -> Table:
     )
 
 
-def _line(made: Sequence[Call], name: str, share: str) -> list[Call]:
-    return [c for c in made[1:-1] if (c.name, c.share) == (name, share)]
-
-
-def checks(made: Sequence[Call]) -> list[Check]:
-    """Check the longest call, every certificate, and how gaps go with n."""
-    unit = _reference(made)
-    longest = max(made[1:-1], key=lambda c: c.seconds)
-    untrue = [c for c in made if not c.true]
+def read_figures(calls: Sequence[Call]) -> dict[str, Figure]:
+    """Return the longest call, the true certificates, and how gaps go with n."""
+    longest = max(calls[1:-1], key=lambda call: call.seconds)
     steps = [
-        ((1.0 + later.gap) / (1.0 + before.gap), later)
-        for name in INPUTS
-        for share in SHARES
-        for before, later in _neighbours(_line(made, name, share))
+        ((1.0 + after.gap) / (1.0 + before.gap), after)
+        for line in _group_lines(calls).values()
+        for before, after in pairwise(line)
     ]
-    worst, where = max(steps, key=lambda step: step[0], default=(0.0, made[0]))
-    return [
-        at_most(
-            "SMEA, n up to 1,000: longest default call",
-            longest.seconds / unit,
-            LONGEST,
-            f"calls at {REFERENCE}",
+    looser, where = max(steps, key=lambda step: step[0], default=(0.0, longest))
+    return {
+        "n up to 1,000: longest call": Figure(
+            longest.seconds / _reference_seconds(calls),
             f"{longest.name} ({longest.n}, {longest.f})",
         ),
-        Check(
-            "SMEA, n up to 1,000: certificates that are true",
-            f"{len(made) - len(untrue)} of {len(made)}",
-            "all",
-            not untrue,
+        "n up to 1,000: true certificates": share_of([call.true for call in calls]),
+        "n up to 1,000: answer over its bound": Figure(
+            looser, f"{where.name} ({where.n}, {where.f})"
         ),
-        at_most(
-            "SMEA, n up to 1,000: answer over its bound, from one n to the next",
-            worst,
-            LOOSER,
-            "times",
-            f"{where.name} ({where.n}, {where.f})",
-        ),
-    ]
-
-
-def _neighbours(line: Sequence[Call]) -> list[tuple[Call, Call]]:
-    ordered = sorted(line, key=lambda c: c.n)
-    return list(pairwise(ordered))
+    }

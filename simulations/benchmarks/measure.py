@@ -1,8 +1,8 @@
-"""What every benchmark needs: a clock, and the memory of a process.
+"""What every benchmark measures with: a clock, the memory of a process, an exponent.
 
-Machines are shared and noisy, so what is compared is timed in turns and by the time of
-the processor (`in_turns`): where others wait for it too, a clock on the wall makes long
-calls look longer than short ones.
+Machines are shared and noisy, so what is compared takes turns and is timed by the
+processor: where others wait for it too, a clock on the wall makes long calls look
+longer than short ones.
 """
 
 from __future__ import annotations
@@ -12,31 +12,33 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from statistics import median
+from typing import Any, TypeVar
+
+import numpy as np
 
 T = TypeVar("T")
 
+_CALL = (
+    "import importlib, json, sys; module, name, arguments = sys.argv[1:]; "
+    "call = getattr(importlib.import_module(module), name); "
+    "print(json.dumps(call(*json.loads(arguments))))"
+)
 
-def timed(call: Callable[[], T]) -> tuple[float, T]:
-    """Return the seconds that a call took, and what it returned."""
-    start = time.perf_counter()
-    result = call()
-    return time.perf_counter() - start, result
 
+def thread_seconds(call: Callable[[], T]) -> tuple[float, T]:
+    """Return the processor's seconds of a call in this thread, and what it returned.
 
-def worked(call: Callable[[], T]) -> tuple[float, T]:
-    """Return the processor's seconds in this thread, and what the call returned.
-
-    For calls that start no other thread; on an idle machine the same as `timed`.
+    For calls that start no other thread; on an idle machine the same as a clock.
     """
     start = time.thread_time()
     result = call()
     return time.thread_time() - start, result
 
 
-def in_turns(
+def time_in_turns(
     calls: Mapping[str, Callable[[], object]], enough: float, most: int
 ) -> dict[str, list[float]]:
     """Time calls that start no thread one after the other, again and again.
@@ -59,31 +61,53 @@ def in_turns(
         if turn and time.perf_counter() - start > enough:
             break
         for name, call in calls.items():
-            seconds[name].append(worked(call)[0])
+            seconds[name].append(thread_seconds(call)[0])
     return seconds
 
 
-def resident(key: str) -> int:
-    """Return a figure of this process in kB: VmRSS is resident, VmHWM its peak."""
+def median_in_turns(
+    calls: Mapping[str, Callable[[], object]], enough: float, most: int
+) -> dict[str, float]:
+    """Return the median seconds of calls that take turns; see `time_in_turns`."""
+    turns = time_in_turns(calls, enough, most)
+    return {name: median(seconds) for name, seconds in turns.items()}
+
+
+def fit_exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
+    """Return the power of the size with which a cost grows (least squares on logs)."""
+    return float(np.polyfit(np.log(sizes), np.log(costs), 1)[0])
+
+
+def resident_kilobytes(key: str = "VmRSS") -> int:
+    """Return the resident set of this process in kB, or its peak (VmHWM)."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(key + ":"):
             return int(line.split()[1])
     raise RuntimeError(f"/proc/self/status has no {key}; this benchmark needs Linux")
 
 
-def reset_peak() -> None:
-    """Let the peak of the resident set start again from what is resident now."""
-    Path("/proc/self/clear_refs").write_text("5")
+def peak_megabytes(call: Callable[[], object]) -> float:
+    """Return by how much a call raises the resident set at its peak, in MB."""
+    before = resident_kilobytes()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again
+    call()
+    return (resident_kilobytes("VmHWM") - before) / 1024
 
 
-def figures_alone(module: str, *words: str) -> dict[str, float]:
-    """Run a module in a new process with one thread and return its figures."""
+def call_alone(function: Callable[..., T], *arguments: object, **environment: str) -> T:
+    """Call a function of a module in a new process with one thread.
+
+    Arguments and result must be JSON; keywords are added to the environment.
+    """
+    words = (function.__module__, function.__qualname__, json.dumps(arguments))
     done = subprocess.run(
-        [sys.executable, "-m", module, *words],
+        [sys.executable, "-c", _CALL, *words],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        env=os.environ
+        | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        | environment,
     )
-    figures: dict[str, float] = json.loads(done.stdout)
-    return figures
+    result: Any = json.loads(done.stdout.splitlines()[-1])
+    return result  # type: ignore[no-any-return]  # what the function says

@@ -1,8 +1,8 @@
 """Time until a client's process is ready: ``python -m simulations.benchmarks.startup``.
 
-New processes that import torch alone (the floor), torch and Flower, and what a client
-needs; and one that also makes a client and takes its first step. In turns, by the
-processor's time of the whole process.
+New processes that import torch alone (the lower bound), torch and Flower, and what a
+client needs; and one that also makes a client and takes its first step. In turns, by
+the processor's time of the whole process.
 """
 
 from __future__ import annotations
@@ -10,16 +10,13 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping
 from statistics import median
 
-from matplotlib.figure import Figure
+from simulations.benchmarks.plots import Panel
+from simulations.benchmarks.result import Figure, Result, Table, run_benchmark
 
-from simulations.benchmarks import outcome
-from simulations.benchmarks.outcome import Outcome, Table, at_most
-
-FLOOR, READY = "torch", "client ready"
-STEP = """
+TORCH, READY = "torch", "client ready"
+FIRST_STEP = """
 import torch
 from flwr.app import Context, RecordDict
 from flwr_safedshb import PrivacyPlan, SafeDSHBClient, SeededRandomness, client_app
@@ -36,10 +33,10 @@ client.fit(arrays, {"step": 0, "momentum": 0.9})
 SCRIPTS = {
     "Python": "pass",
     "import flwr_safedshb": "import flwr_safedshb",
-    FLOOR: "import torch",
+    TORCH: "import torch",
     "torch and Flower": "import torch, flwr.app, flwr.clientapp",
     READY: "from flwr_safedshb import SafeDSHBClient, client_app",
-    "client's first step": STEP,
+    "client's first step": FIRST_STEP,
 }
 TURNS = 5
 
@@ -52,45 +49,30 @@ def processor_seconds(script: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def run(quick: bool) -> Outcome:
+def measure(quick: bool) -> Result:
     """Measure every script in turns, after one that fills the caches."""
-    turns = 1 if quick else TURNS
     if not quick:
-        processor_seconds(STEP)
-    taken: dict[str, list[float]] = {name: [] for name in SCRIPTS}
-    for _ in range(turns):
-        for name, script in SCRIPTS.items():
-            taken[name].append(processor_seconds(script))
-    seconds = {name: median(values) for name, values in taken.items()}
-    ratio = seconds[READY] / seconds[FLOOR]
-    return Outcome(
-        name="startup",
-        title="Start-up",
-        tables=[_table(seconds)],
-        checks=[at_most("client ready", ratio, 1.5, "imports of torch")],
-        costs={f"{READY} / {FLOOR}": ratio},
-        settings={"turns": turns},
-        results=taken,
-        plot=lambda figure: _plot(figure, seconds),
+        processor_seconds(FIRST_STEP)
+    turns = [
+        {name: processor_seconds(script) for name, script in SCRIPTS.items()}
+        for _ in range(1 if quick else TURNS)
+    ]
+    seconds = {name: median(turn[name] for turn in turns) for name in SCRIPTS}
+    ratio = seconds[READY] / seconds[TORCH]
+    rows = [
+        (name, f"{value:.2f}", f"{value / seconds[TORCH]:.2f}")
+        for name, value in seconds.items()
+    ]
+    return Result(
+        tables=[Table("A new process", ("what it does", "s", "/ torch"), rows)],
+        figures={READY: Figure(ratio)},
+        costs={f"{READY} / {TORCH}": ratio},
+        raw=turns,
+        panels=[
+            Panel("A new process", "", "processor s", {"": seconds}, kind="bars"),
+        ],
     )
 
 
-def _table(seconds: Mapping[str, float]) -> Table:
-    rows = [
-        (name, f"{value:.2f}", f"{value / seconds[FLOOR]:.2f}")
-        for name, value in seconds.items()
-    ]
-    return Table("A new process", ("what it does", "s", "/ torch"), rows)
-
-
-def _plot(figure: Figure, seconds: Mapping[str, float]) -> None:
-    figure.set_size_inches(7, 2.6)
-    axes = figure.subplots()
-    axes.barh(list(seconds), list(seconds.values()), color="#0072B2")
-    axes.axvline(seconds[FLOOR], color="black", linestyle="--", linewidth=1)
-    axes.invert_yaxis()
-    axes.set_xlabel("seconds of the processor; dashed: torch alone")
-
-
 if __name__ == "__main__":
-    raise SystemExit(outcome.main(run, __doc__))
+    raise SystemExit(run_benchmark("startup"))

@@ -1,20 +1,12 @@
-"""Steps of a client, ours and others', on several models, in a process of their own.
-
-``python -m simulations.benchmarks.steps time MODEL SECONDS`` times all steps in turns
-on one thread, ``... memory MODEL STEP`` measures the memory of one; both print JSON.
-"""
+"""Steps of a client, ours and others', on the models of `STEP_MODELS`."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
-from typing import TypedDict
 
 import torch
 from opacus.grad_sample import GradSampleModule
@@ -24,19 +16,20 @@ from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
+from torch.nn import functional
 
 from flwr_safedshb.audit.zoo.resnet import resnet18
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.private_gradient import BLOCK, private_gradient
 from flwr_safedshb.privacy.randomness.noise import SecureRandomness, SeededRandomness
-from simulations.benchmarks.measure import in_turns, reset_peak, resident
-from simulations.benchmarks.networks import Transformer
+from simulations.benchmarks.measure import median_in_turns, peak_megabytes
 from simulations.models import CNN, MLP, LogisticRegression
 
 Step = Callable[[], object]
 PLAIN, OURS, SECURE = "plain SGD", "ours", "ours, secure"
-OPACUS = ("Opacus, per-example", "Opacus, ghost")
+PER_EXAMPLE, GHOST = OPACUS = ("Opacus, per-example", "Opacus, ghost")
+STEPS = (PLAIN, OURS, SECURE, *OPACUS)
 
 
 @dataclass(frozen=True)
@@ -72,6 +65,51 @@ class Task:
         """Return the plan of a client that has these examples."""
         return PrivacyPlan(1.0, 1.0, self.batch_size, self.examples)
 
+    def size(self) -> int:
+        """Return the number of parameters."""
+        return sum(p.numel() for p in self.make().parameters())
+
+
+class _Block(nn.Module):
+    """A layer of a transformer, (k, positions, width), made of what Opacus knows."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self._heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        qkv = self.qkv(self.norm1(inputs))
+        heads = qkv.unflatten(2, (3, self._heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(*heads)
+        hidden = inputs + self.out(attended.transpose(1, 2).flatten(2))
+        outputs: torch.Tensor = hidden + self.mlp(self.norm2(hidden))
+        return outputs
+
+
+class Transformer(nn.Module):
+    """Two layers on sequences of vectors, whose mean tells the class."""
+
+    def __init__(self, width: int, heads: int, num_outputs: int) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(_Block(width, heads), _Block(width, heads))
+        self.head = nn.Linear(width, num_outputs)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the logits, (k, num_outputs), of (k, positions, width)."""
+        outputs: torch.Tensor = self.head(self.blocks(inputs).mean(dim=1))
+        return outputs
+
+
+def make_mlp_task(hidden: int) -> Task:
+    """Return the task of a model with two hidden layers."""
+    loss = nn.CrossEntropyLoss()
+    return Task(lambda: MLP(784, 10, (hidden, hidden)), loss, (784,), 10, 1000, 64)
+
 
 # The paper's model and data, a small network for images, a large one, and two of kinds
 # that a user may bring.
@@ -82,9 +120,7 @@ TASKS = {
     "CNN": Task(
         lambda: CNN((1, 28, 28), 10), nn.CrossEntropyLoss(), (1, 28, 28), 10, 1000, 64
     ),
-    "MLP": Task(
-        lambda: MLP(784, 10, (1000, 1000)), nn.CrossEntropyLoss(), (784,), 10, 1000, 64
-    ),
+    "MLP": make_mlp_task(1000),
     "transformer": Task(
         lambda: Transformer(128, 4, 10), nn.CrossEntropyLoss(), (32, 128), 10, 1000, 32
     ),
@@ -112,25 +148,26 @@ def make_step(task: Task, name: str) -> Step:
     inputs, targets = (part[: task.batch_size] for part in data)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     if name == PLAIN:
-        return partial(_descend, model, task.loss, optimizer, inputs, targets)
+        return partial(_sgd_step, model, task.loss, optimizer, inputs, targets)
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
     settings = {
         "noise_multiplier": 1.0,
         "max_grad_norm": 1.0,
         "expected_batch_size": task.batch_size,
     }
-    if name == OPACUS[0]:
+    if name == PER_EXAMPLE:
         private = DPOptimizer(optimizer, **settings)
         hooked = GradSampleModule(model)
-        return partial(_descend, hooked, task.loss, private, inputs, targets)
+        return partial(_sgd_step, hooked, task.loss, private, inputs, targets)
     private = DPOptimizerFastGradientClipping(optimizer, **settings)
     hooked = GradSampleModuleFastGradientClipping(
         model, max_grad_norm=1.0, use_ghost_clipping=True
     )
     loss = DPLossFastGradientClipping(hooked, private, task.loss)
-    return partial(_descend, hooked, loss, private, inputs, targets)
+    return partial(_sgd_step, hooked, loss, private, inputs, targets)
 
 
-def _descend(
+def _sgd_step(
     model: nn.Module,
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     optimizer: torch.optim.Optimizer,
@@ -142,48 +179,23 @@ def _descend(
     optimizer.step()
 
 
-def seconds(name: str, enough: float) -> dict[str, float]:
+def time_steps(name: str, enough: float) -> dict[str, float]:
     """Return the median seconds of every step, and of what a secure one draws."""
     task = TASKS[name]
-    steps = {step: make_step(task, step) for step in (PLAIN, OURS, SECURE, *OPACUS)}
-    source, plan = SecureRandomness(), task.plan()
-    size = sum(p.numel() for p in task.make().parameters())
+    steps = {step: make_step(task, step) for step in STEPS}
+    source, plan, size = SecureRandomness(), task.plan(), task.size()
     steps["batch"] = lambda: plan.sampler.draw(plan, source)
     blocks = [min(BLOCK, size - start) for start in range(0, size, BLOCK)]
     steps["noise"] = lambda: [source.gaussian(b, plan.noise_std) for b in blocks]
     for step in steps.values():
         step()
-    turns = in_turns(steps, enough, most=1000)
-    return {step: median(values) for step, values in turns.items()}
+    return median_in_turns(steps, enough, most=1000)
 
 
-class Memory(TypedDict):
-    """MB: the peak while stepping, beyond model and data, and the size of the model."""
-
-    peak: float
-    model: float
-
-
-def memory(name: str, step_name: str) -> Memory:
-    """Return the peak of a step beyond model and data, and the size of the model."""
+def measure_memory(name: str, step_name: str) -> dict[str, float]:
+    """Return MB: a step's peak beyond model and data, and the size of the model."""
     task = TASKS[name]
     make_step(_TINY, step_name)()  # loads what is loaded late
     step = make_step(task, step_name)
-    before = resident("VmRSS")
-    reset_peak()
-    for _ in range(3):
-        step()
-    size = sum(p.numel() for p in task.make().parameters())
-    return Memory(peak=(resident("VmHWM") - before) / 1024, model=4 * size / 2**20)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", message="Full backward hook is firing")
-    match sys.argv[1:]:
-        case ["time", name, enough]:
-            print(json.dumps(seconds(name, float(enough))))
-        case ["memory", name, step]:
-            print(json.dumps(memory(name, step)))
-        case _:
-            sys.exit(f"{sys.argv[1:]}: say time MODEL SECONDS or memory MODEL STEP")
+    peak = peak_megabytes(lambda: [step() for _ in range(3)])
+    return {"peak": peak, "model": 4 * task.size() / 2**20}

@@ -12,12 +12,17 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from torch import nn
 from torch.utils.data import Dataset
 
-from flwr_safedshb.algorithm import held_out as held_out_module
-from flwr_safedshb.algorithm.answer_evaluation import PrivateEvaluation, private_answer
-from flwr_safedshb.algorithm.budget import RefusedError
-from flwr_safedshb.algorithm.evaluation_names import MAX_LOSS, PER_CLASS, PRIVATE
-from flwr_safedshb.algorithm.held_out import divided
-from flwr_safedshb.algorithm.wire import RUN_EVALUATIONS, RUN_STEPS
+from flwr_safedshb.algorithm import split as split_module
+from flwr_safedshb.algorithm.answer_evaluation import PrivateEvaluation
+from flwr_safedshb.algorithm.refusal import RefusedError
+from flwr_safedshb.algorithm.split import split_examples
+from flwr_safedshb.algorithm.wire import (
+    MAX_LOSS,
+    PER_CLASS,
+    PRIVATE_EVALUATION,
+    RUN_EVALUATIONS,
+    RUN_STEPS,
+)
 from flwr_safedshb.client import SafeDSHBClient, client_app
 from flwr_safedshb.privacy.accounting.accountant import compute_epsilon
 from flwr_safedshb.privacy.accounting.renyi_filter import RenyiFilter
@@ -32,7 +37,7 @@ INPUTS = torch.eye(3)[LABELS]
 # The model that is always right, and the one that never is.
 RIGHT: Layers = [np.eye(3, dtype=np.float32) * 9, np.zeros(3, np.float32)]
 WRONG: Layers = [np.eye(3, dtype=np.float32) * -9, np.zeros(3, np.float32)]
-ASKED: dict[str, Scalar] = {PRIVATE: 4, MAX_LOSS: 4.0, "session": "run"}
+ASKED: dict[str, Scalar] = {PRIVATE_EVALUATION: 4, MAX_LOSS: 4.0, "session": "run"}
 TRAIN: dict[str, Scalar] = {"step": 0, "momentum": 0.5, "session": "run"}
 
 
@@ -60,7 +65,7 @@ def seeded(held_out: int = 0, **settings: Any) -> SafeDSHBClient:
 def test_right_answers_and_clipped_losses_are_counted(
     theta: Layers, right: int, loss: float
 ) -> None:
-    told = private_answer(seeded(), theta, {**ASKED, PER_CLASS: True})
+    told = seeded().evaluate_privately(theta, {**ASKED, PER_CLASS: True})
     assert told["num-examples"] == M
     assert told["correct"] == pytest.approx(right, abs=1e-3)
     # Wrong ones lose 9, of which 4 count.
@@ -76,7 +81,7 @@ def test_the_noise_is_that_of_the_sensitivity() -> None:
     few, plan = (INPUTS[:4], LABELS[:4]), PrivacyPlan(1.0, 1.0, 4, 4)
     client = seeded(noise=3.0, dataset=few, plan=plan)
     for number in range(400):
-        told = private_answer(client, RIGHT, {**ASKED, PRIVATE: number})
+        told = client.evaluate_privately(RIGHT, {**ASKED, PRIVATE_EVALUATION: number})
         assert told["noise-std"] == pytest.approx(3.0 * math.sqrt(2))
         found.append([told["correct"], told["loss"]])
     spread = np.std(found, axis=0) / (3.0 * math.sqrt(2))
@@ -86,9 +91,9 @@ def test_the_noise_is_that_of_the_sensitivity() -> None:
 
 def test_held_out_examples_alone_are_counted_and_do_not_train() -> None:
     client = seeded(HELD_OUT)
-    assert private_answer(client, RIGHT, ASKED)["num-examples"] == HELD_OUT
+    assert client.evaluate_privately(RIGHT, ASKED)["num-examples"] == HELD_OUT
     assert client.plan.num_examples == M - HELD_OUT
-    kept, aside = divided(ArrayExamples(INPUTS, torch.arange(M)), HELD_OUT)
+    kept, aside = split_examples(ArrayExamples(INPUTS, torch.arange(M)), HELD_OUT)
     assert isinstance(kept, ArrayExamples)
     assert isinstance(aside, ArrayExamples)
     both = [*kept.tensors[1].tolist(), *aside.tensors[1].tolist()]
@@ -100,7 +105,7 @@ def test_every_answer_is_charged_and_composed_with_training(tmp_path: Path) -> N
     client = make(context, noise=5.0, randomness=None)
     told = {RUN_STEPS: 1, RUN_EVALUATIONS: 3}
     for _ in range(3):  # whatever is asked again is charged again
-        private_answer(client, RIGHT, {**ASKED, **told})
+        client.evaluate_privately(RIGHT, {**ASKED, **told})
     client.fit(RIGHT, TRAIN)
     plans = [(c.plan.sampling, c.plan.num_examples) for c in ledger(tmp_path).charges()]
     assert plans == [("whole", M)] * 3 + [("fixed", M)]
@@ -113,7 +118,7 @@ def test_held_out_examples_cost_the_larger_over_runs(tmp_path: Path) -> None:
     life = {"commit_steps": 2, "commit_evaluations": 2}
     for run in ("one", "two"):
         client = make(node(tmp_path, **life), HELD_OUT, noise=5.0, randomness=None)
-        private_answer(client, RIGHT, {**ASKED, "session": run})
+        client.evaluate_privately(RIGHT, {**ASKED, "session": run})
         client.fit(RIGHT, {**TRAIN, "session": run})
     plain = PrivacyPlan(1.0, 1.0, 4, M - HELD_OUT)
     second = PrivateEvaluation(5.0).plan(HELD_OUT)
@@ -136,13 +141,13 @@ def test_with_other_data_or_another_split_the_sum_is_due(
         held_out += 1
     elif change == "which":  # as another version of numpy may shuffle them
         others = np.arange(HELD_OUT)
-        monkeypatch.setattr(held_out_module, "_held_out", lambda size, count: others)
+        monkeypatch.setattr(split_module, "_draw_held_out", lambda size, count: others)
     elif change == "key":
         (tmp_path / "state" / "safedshb.key").unlink()
     context = node(tmp_path)
     data = (inputs, labels)
     second = make(context, held_out, dataset=data, noise=5.0, randomness=None)
-    private_answer(second, RIGHT, ASKED)
+    second.evaluate_privately(RIGHT, ASKED)
     plain = PrivacyPlan(1.0, 1.0, 4, M - HELD_OUT)
     plans = [plain, PrivateEvaluation(5.0).plan(held_out)]
     cost = RenyiFilter(((plain, 1),), 1e-5, 50.0, "replace-one").epsilon
@@ -180,8 +185,8 @@ def test_data_that_are_read_one_by_one_pay_for_both(tmp_path: Path) -> None:
     settings = {"randomness": None, "noise": 5, "like": (INPUTS[0], LABELS[0])}
     client = make(node(tmp_path), HELD_OUT, dataset=data, **settings)
     assert client.plan.part == "all"
-    assert private_answer(client, RIGHT, ASKED)["num-examples"] == HELD_OUT
-    told = private_answer(seeded(dataset=OneByOne()), RIGHT, ASKED)
+    assert client.evaluate_privately(RIGHT, ASKED)["num-examples"] == HELD_OUT
+    told = seeded(dataset=OneByOne()).evaluate_privately(RIGHT, ASKED)
     assert told["correct"] == pytest.approx(M)
 
 
@@ -209,7 +214,9 @@ def test_an_odd_example_counts_as_one_and_is_answered(
     """One example, whatever it is, moves the sums by no more than the sensitivity."""
     with warnings.catch_warnings():
         told, usual = (
-            private_answer(seeded(dataset=data), RIGHT, {**ASKED, PER_CLASS: per_class})
+            seeded(dataset=data).evaluate_privately(
+                RIGHT, {**ASKED, PER_CLASS: per_class}
+            )
             for data in (dataset, (INPUTS, LABELS))
         )
     names = ["correct", "loss"]
@@ -226,7 +233,8 @@ def test_an_odd_example_counts_as_one_and_is_answered(
 @pytest.mark.parametrize(
     "asked",
     [
-        {PRIVATE: -1}, {PRIVATE: True}, {PRIVATE: "1"}, {PRIVATE: 2**60},
+        {PRIVATE_EVALUATION: -1}, {PRIVATE_EVALUATION: True},
+        {PRIVATE_EVALUATION: "1"}, {PRIVATE_EVALUATION: 2**60},
         {MAX_LOSS: 0.0}, {MAX_LOSS: math.nan}, {MAX_LOSS: math.inf}, {MAX_LOSS: 1e-160},
         {MAX_LOSS: "4"}, {"session": "a b"}, {"session": 3},
     ],
@@ -236,15 +244,15 @@ def test_odd_messages_are_refused_and_cost_nothing(
 ) -> None:
     client = make(node(tmp_path), noise=5.0, randomness=None)
     with pytest.raises(RefusedError, match="the message"):
-        private_answer(client, RIGHT, {**ASKED, **asked})
+        client.evaluate_privately(RIGHT, {**ASKED, **asked})
     with pytest.raises(RefusedError, match="arrays of shapes"):
-        private_answer(client, RIGHT[:1], ASKED)
+        client.evaluate_privately(RIGHT[:1], ASKED)
     assert ledger(tmp_path).charges() == []
 
 
 def ask_on(client: SafeDSHBClient) -> None:
     for _ in range(1000):
-        private_answer(client, RIGHT, ASKED)
+        client.evaluate_privately(RIGHT, ASKED)
 
 
 def test_a_budget_that_is_spent_ends_evaluations_and_training(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from flwr.serverapp import ServerApp
 from flwr_safedshb import ClassicStrategy, SafeDSHB, load_checkpoint
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.algorithm.attendance import Attendance
-from flwr_safedshb.algorithm.budget import LEDGER_NAME, RefusedError
+from flwr_safedshb.algorithm.budget import LEDGER_NAME
+from flwr_safedshb.algorithm.refusal import RefusedError
 from flwr_safedshb.algorithm.resumable import NothingTrainedError
 from flwr_safedshb.client import SafeDSHBClient, client_app
 from flwr_safedshb.privacy.ledger.ledger import Ledger

@@ -12,8 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.exit import ExitCode, flwr_exit
 
 from flwr_safedshb.algorithm.answer_evaluation import PrivateEvaluation
-from flwr_safedshb.algorithm.budget import RefusedError
-from flwr_safedshb.algorithm.errors import refusal
+from flwr_safedshb.algorithm.refusal import RefusedError, to_refusal
 from flwr_safedshb.algorithm.wire import RUN_EVALUATIONS, RUN_STEPS
 from flwr_safedshb.client import SafeDSHBClient, client_app
 from flwr_safedshb.privacy.accounting import accountant
@@ -129,8 +128,8 @@ def test_a_rule_without_a_ledger_is_refused(rule: dict[str, float | str]) -> Non
 
 
 def test_a_simulation_without_rules_needs_no_ledger() -> None:
-    assert make(node(partition_id=1, num_partitions=2)).ledger is None
-    assert make(node(data="x"), node_keys=("data",)).ledger is None
+    assert not make(node(partition_id=1, num_partitions=2)).budget.protects_data
+    assert not make(node(data="x"), node_keys=("data",)).budget.protects_data
 
 
 def test_the_unit_of_a_node_is_that_of_its_ledger(tmp_path: Path) -> None:
@@ -211,15 +210,15 @@ def test_the_owners_own_stop_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyboardInterrupt) as interrupted:
         signal.default_int_handler(signal.SIGINT, None)
     with pytest.raises(KeyboardInterrupt):
-        refusal(interrupted.value)
-    assert isinstance(refusal(KeyboardInterrupt()), RefusedError)
+        to_refusal(interrupted.value)
+    assert isinstance(to_refusal(KeyboardInterrupt()), RefusedError)
     with pytest.raises(SystemExit) as stopped:
         flwr_exit(ExitCode.GRACEFUL_EXIT_SIGTERM, emit_telemetry=False)
     with pytest.raises(SystemExit):
-        refusal(stopped.value)
+        to_refusal(stopped.value)
     with pytest.raises(SystemExit) as other:
         raise SystemExit(1)
-    assert isinstance(refusal(other.value), RefusedError)
+    assert isinstance(to_refusal(other.value), RefusedError)
 
 
 # Messages that cannot be used

@@ -201,7 +201,7 @@ def test_an_error_names_its_cause_and_its_cure(error: str) -> None:
 
 UNMADE: dict[str, tuple[object, str]] = {
     "model": (nn.Linear, r"model=<class .*Linear'> must be a module, such as Net\(\)"),
-    "loss": (nn.CrossEntropyLoss, r"loss=<class .* must be one that is made"),
+    "loss": (nn.CrossEntropyLoss, r"loss=<class .* must be an instance"),
     "randomness": (0, r"randomness=0 must be SeededRandomness\(0\)"),
 }
 

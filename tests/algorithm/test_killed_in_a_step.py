@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from flwr_safedshb.algorithm import step as steps
-from flwr_safedshb.algorithm.momentum_store import keep
-from flwr_safedshb.algorithm.wire import Template
+from flwr_safedshb import client
+from flwr_safedshb.algorithm.momentum_store import MomentumFiles
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from tests.clients import ask, ledger, node, same
 from tests.guard import HANGS
@@ -33,9 +32,15 @@ def after(call: Callable[..., Any]) -> Callable[..., None]:
 MOMENTS = {
     "before the charge": (Ledger, "charge", die, False, False),
     "after the charge": (Ledger, "charge", after(Ledger.charge), True, False),
-    "before the momentum": (steps, "keep", die, True, False),
-    "after the momentum": (steps, "keep", after(keep), True, True),
-    "before the reply": (Template, "split", die, True, True),
+    "before the momentum": (MomentumFiles, "save", die, True, False),
+    "after the momentum": (
+        MomentumFiles,
+        "save",
+        after(MomentumFiles.save),
+        True,
+        True,
+    ),
+    "before the reply": (client, "split_vector", die, True, True),
 }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flwr_safedshb.algorithm.budget import RefusedError
+from flwr_safedshb.algorithm.refusal import RefusedError
 from tests.clients import THETA, Scalar, ledger, make, node, same
 
 RATE = 0.3

@@ -7,9 +7,8 @@ from flwr.app import ArrayRecord
 from torch import nn
 
 from flwr_safedshb import trained_arrays
-from flwr_safedshb.algorithm.model_arrays import trained
-from flwr_safedshb.algorithm.step import load
-from flwr_safedshb.algorithm.wire import Template
+from flwr_safedshb.algorithm.model_arrays import load_weights, trained_parameters
+from flwr_safedshb.algorithm.wire import Template, split_vector
 
 
 class Tied(nn.Module):
@@ -38,8 +37,8 @@ def test_only_what_is_trained_crosses_the_wire_and_only_once() -> None:
 
 def test_a_vector_is_split_by_what_is_trained() -> None:
     """In the order of model.parameters(), in which gradients come."""
-    weight, bias = Template.of(trained_arrays(Tied())).split(
-        np.arange(9, dtype=np.float32)
+    weight, bias = split_vector(
+        np.arange(9, dtype=np.float32), Template.of(trained_arrays(Tied())).shapes
     )
     assert weight.tolist() == [[0, 1], [2, 3], [4, 5]]
     assert bias.tolist() == [6, 7, 8]
@@ -48,15 +47,15 @@ def test_a_vector_is_split_by_what_is_trained() -> None:
 
 def test_arrays_are_loaded_in_the_models_own_types() -> None:
     model = Tied().double()
-    weights = trained(model).values()
-    load(weights, [np.full((3, 2), 2, np.float32), np.full(3, 3.0)])
+    weights = trained_parameters(model).values()
+    load_weights(weights, [np.full((3, 2), 2, np.float32), np.full(3, 3.0)])
     assert model.first.weight.tolist() == [[2.0, 2.0]] * 3
     assert model.last.weight is model.first.weight
     assert model.first.bias.tolist() == [3.0] * 3
     half = nn.Linear(2, 2).to(torch.bfloat16)  # which numpy does not have
     assert trained_arrays(half)["weight"].numpy().dtype == np.float32
     sent = [np.ones((2, 2), np.float32), np.zeros(2, np.float32)]
-    load(trained(half).values(), sent)
+    load_weights(trained_parameters(half).values(), sent)
     assert half.weight.dtype == torch.bfloat16
     assert half.weight.sum() == 4
 

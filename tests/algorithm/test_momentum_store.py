@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from flwr_safedshb.algorithm.budget import LEDGER_NAME
-from flwr_safedshb.algorithm.momentum_store import Kept, MomentumFiles, Vector
+from flwr_safedshb.algorithm.momentum_store import MomentumFiles, MomentumState, Vector
 from flwr_safedshb.client import RefusedError
 from tests.clients import ask, ledger, node, same
 
@@ -34,11 +34,12 @@ def momentum(step: int) -> Vector:
 
 def found(files: MomentumFiles, run: str = "run", before: int = 10**9) -> int:
     """Return the step that is found, after comparing its momentum; -1 for none."""
-    kept = files.newest(run, before, SIZE)
-    if kept is None:
-        return -1
-    np.testing.assert_array_equal(kept.momentum, momentum(kept.step))
-    return kept.step
+    state = files.load(run, before, SIZE)
+    if state.step == -1:
+        assert not state.momentum.any()
+    else:
+        np.testing.assert_array_equal(state.momentum, momentum(state.step))
+    return state.step
 
 
 def names(folder: Path) -> list[str]:
@@ -48,7 +49,9 @@ def names(folder: Path) -> list[str]:
 def test_newest_and_anchor_are_kept_and_nothing_else(tmp_path: Path) -> None:
     files = MomentumFiles(tmp_path)
     for step in range(7):
-        files.write("run", Kept(step, momentum(step), 3 if step > 3 else step - 1))
+        files.save(
+            "run", MomentumState(step, momentum(step), 3 if step > 3 else step - 1)
+        )
     assert found(files) == 6
     assert found(files, before=6) == 3
     assert found(files, before=3) == -1
@@ -58,7 +61,7 @@ def test_newest_and_anchor_are_kept_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_only_the_owner_can_read_them(tmp_path: Path) -> None:
-    MomentumFiles(tmp_path).write("run", Kept(0, momentum(0)))
+    MomentumFiles(tmp_path).save("run", MomentumState(0, momentum(0)))
     (path,) = tmp_path.iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -91,18 +94,18 @@ def test_a_kill_at_any_point_leaves_this_step_or_the_one_before(tmp_path: Path) 
         folder.mkdir()
         files = MomentumFiles(folder)
         for step in range(4):
-            files.write("run", Kept(step, momentum(step), step - 1))
+            files.save("run", MomentumState(step, momentum(step), step - 1))
         with pytest.MonkeyPatch.context() as patched:
             calls = kill_at(patched, call)
             with suppress(Killed):
-                files.write("run", Kept(4, momentum(4), 3))
+                files.save("run", MomentumState(4, momentum(4), 3))
             over = calls() <= call
         step = found(files)
         assert step in (3, 4)
         assert found(files, before=4) == 3
         kept_new += step == 4
         # The next step finds its way, and clears up what was left.
-        files.write("run", Kept(5, momentum(5), step))
+        files.save("run", MomentumState(5, momentum(5), step))
         assert found(files) == 5
         assert len(names(folder)) == 2
         if over:
@@ -117,19 +120,19 @@ def test_a_file_cut_short_counts_as_lost(
 ) -> None:
     files = MomentumFiles(tmp_path)
     for step in range(2):
-        files.write("run", Kept(step, momentum(step), step - 1))
+        files.save("run", MomentumState(step, momentum(step), step - 1))
     with next(tmp_path.glob("*-1")).open("r+b") as file:
         file.truncate(size)
     with caplog.at_level(logging.WARNING):
         assert found(files) == 0
     assert "counts as lost" in caplog.text
-    files.write("run", Kept(2, momentum(2), 0))
+    files.save("run", MomentumState(2, momentum(2), 0))
     assert found(files) == 2
 
 
 def test_no_changed_byte_is_taken_for_a_momentum(tmp_path: Path) -> None:
     files, rng = MomentumFiles(tmp_path), random.Random(0)
-    files.write("run", Kept(0, momentum(0)))
+    files.save("run", MomentumState(0, momentum(0)))
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
     for _ in range(300):
@@ -143,9 +146,9 @@ def test_no_changed_byte_is_taken_for_a_momentum(tmp_path: Path) -> None:
 
 def test_a_momentum_of_another_run_step_or_model_counts_as_lost(tmp_path: Path) -> None:
     files = MomentumFiles(tmp_path)
-    files.write("run", Kept(3, momentum(3)))
-    assert files.newest("run", 9, SIZE + 1) is None
-    files.write("another", Kept(4, momentum(4)))
+    files.save("run", MomentumState(3, momentum(3)))
+    assert files.load("run", 9, SIZE + 1).step == -1
+    files.save("another", MomentumState(4, momentum(4)))
     mine, theirs = (
         next(tmp_path.glob(pattern)) for pattern in ("momentum-*-3", "momentum-*-4")
     )
@@ -159,7 +162,7 @@ def test_a_momentum_of_another_run_step_or_model_counts_as_lost(tmp_path: Path) 
 def test_old_runs_are_dropped_and_never_the_running_one(tmp_path: Path) -> None:
     files = MomentumFiles(tmp_path)
     for number in range(8):
-        files.write(f"run-{number}", Kept(0, momentum(0)))
+        files.save(f"run-{number}", MomentumState(0, momentum(0)))
         for path in tmp_path.iterdir():  # a clock that is set back again and again
             os.utime(path, ns=(0, path.stat().st_mtime_ns - 10**12))
         assert found(files, f"run-{number}") == 0
@@ -199,7 +202,7 @@ def test_a_momentum_is_on_disk_before_it_has_its_name(
 
     monkeypatch.setattr(os, "fsync", watched_fsync)
     monkeypatch.setattr(os, "replace", watched_replace)
-    MomentumFiles(tmp_path).write("run", Kept(0, momentum(0)))
+    MomentumFiles(tmp_path).save("run", MomentumState(0, momentum(0)))
     assert done == ["fsync file", "rename", "fsync folder"]
 
 
@@ -217,7 +220,7 @@ def test_a_full_disk_costs_no_budget(
 ) -> None:
     context = node(tmp_path)
     ask(context, 0)
-    monkeypatch.setattr(MomentumFiles, "room_for", lambda files, size: size > 4)
+    monkeypatch.setattr(MomentumFiles, "_has_room", lambda files, size: size > 4)
     # The server hears what it hears of any ledger that cannot be used.
     with pytest.raises(RefusedError, match=r"^the privacy ledger of this node cannot"):
         ask(context, 1)
@@ -228,8 +231,8 @@ def test_a_full_disk_costs_no_budget(
 def test_room_is_what_the_disk_has(tmp_path: Path) -> None:
     files, free = MomentumFiles(tmp_path), os.statvfs(tmp_path)
     most = free.f_bavail * free.f_frsize // 4
-    assert files.room_for(most // 2)
-    assert not files.room_for(2 * most)
+    assert files._has_room(most // 2)
+    assert not files._has_room(2 * most)
 
 
 def write_until_killed(folder: Path, told: Connection) -> None:
@@ -237,7 +240,7 @@ def write_until_killed(folder: Path, told: Connection) -> None:
     step = found(files)
     while True:
         step += 1
-        files.write("run", Kept(step, momentum(step), step - 1))
+        files.save("run", MomentumState(step, momentum(step), step - 1))
         told.send(step)
 
 
@@ -264,7 +267,7 @@ def test_a_killed_process_leaves_whole_momentums(tmp_path: Path) -> None:
 
 
 def test_a_file_says_what_it_is(tmp_path: Path) -> None:
-    MomentumFiles(tmp_path).write("run", Kept(5, momentum(5), 4))
+    MomentumFiles(tmp_path).save("run", MomentumState(5, momentum(5), 4))
     (path,) = tmp_path.iterdir()
     head, _, numbers = path.read_bytes().partition(b"\n")
     assert json.loads(head)[:5] == ["safedshb momentum 1", "run", 5, 4, SIZE]

@@ -47,8 +47,8 @@ from flwr_safedshb.attacks import (
     SignFlip,
     Strongest,
     Zero,
-    harms,
-    most_harmful_tau,
+    damage_by_tau,
+    most_damaging_tau,
 )
 from tests.configured import configured
 from tests.oracles import Floats
@@ -221,7 +221,7 @@ def test_search_finds_the_worst_of_the_grid(
     d = int(rng.integers(3, 12))
     honest = vectors(h, d, seed)
     distances = transcribed(attack, honest, f, rule)
-    fast = harms(honest, attack.direction(honest), f, rule)
+    fast = damage_by_tau(honest, attack.direction(honest), f, rule)
     np.testing.assert_allclose(fast, distances, rtol=1e-6, atol=1e-9)
     worst = TAUS[int(np.argmax(distances >= distances.max() - 1e-9))]
     mean, b = honest.mean(axis=0), attack.direction(honest)
@@ -234,10 +234,13 @@ def test_search_finds_the_worst_of_the_grid(
 def test_weights_and_aggregates_agree(rule: Rule, attack: SearchedAttack) -> None:
     honest = vectors(d=69)
     b, f = attack.direction(honest), 3
-    by_weights, by_vectors = harms(honest, b, f, rule), harms(honest, b, f, plain(rule))
+    by_weights, by_vectors = (
+        damage_by_tau(honest, b, f, rule),
+        damage_by_tau(honest, b, f, plain(rule)),
+    )
     np.testing.assert_allclose(by_weights, by_vectors, rtol=1e-9, atol=1e-12)
-    tau = most_harmful_tau(honest, b, f, rule)
-    assert tau == most_harmful_tau(honest, b, f, plain(rule))
+    tau = most_damaging_tau(honest, b, f, rule)
+    assert tau == most_damaging_tau(honest, b, f, plain(rule))
 
 
 def test_the_grid_matters() -> None:
@@ -245,9 +248,9 @@ def test_the_grid_matters() -> None:
     honest = vectors(d=69)
     for attack in (ALIE(), FOE()):
         b = attack.direction(honest)
-        inner = {most_harmful_tau(honest, b, 3, rule) for rule in (SMEA(), Filter())}
+        inner = {most_damaging_tau(honest, b, 3, rule) for rule in (SMEA(), Filter())}
         assert all(TAUS[0] < tau < TAUS[-1] for tau in inner)
-        assert most_harmful_tau(honest, b, 3, Average()) == TAUS[-1]
+        assert most_damaging_tau(honest, b, 3, Average()) == TAUS[-1]
     np.testing.assert_allclose(np.log10(TAUS), np.arange(-8, 9) / 8, atol=1e-12)
 
 
@@ -274,8 +277,10 @@ def test_a_gram_rule_never_sees_a_vector() -> None:
     honest = vectors()
     b = honest.std(axis=0)
     expected = np.array(TAUS) * np.linalg.norm(b)
-    np.testing.assert_allclose(harms(honest, b, 3, Weighed()), expected, rtol=1e-12)
-    assert harms(honest, b, 3, MixedWeighed(Krum())).shape == (17,)
+    np.testing.assert_allclose(
+        damage_by_tau(honest, b, 3, Weighed()), expected, rtol=1e-12
+    )
+    assert damage_by_tau(honest, b, 3, MixedWeighed(Krum())).shape == (17,)
 
 
 @pytest.mark.parametrize("rule", [SMEA(), Filter(), Krum(), Median()], ids=str)
@@ -283,8 +288,10 @@ def test_a_common_offset_changes_nothing(rule: Rule) -> None:
     # On a lattice the shift is exact, and so is the mean of four.
     honest = np.round(vectors(d=20) * 64) / 64
     b = honest.std(axis=0)
-    moved = harms(honest + 2.0**30, b, 3, rule)
-    np.testing.assert_allclose(moved, harms(honest, b, 3, rule), rtol=1e-5, atol=1e-5)
+    moved = damage_by_tau(honest + 2.0**30, b, 3, rule)
+    np.testing.assert_allclose(
+        moved, damage_by_tau(honest, b, 3, rule), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("rule", [SMEA(), Krum(), Median(), TrimmedMean()], ids=str)
@@ -294,8 +301,8 @@ def test_of_equal_harm_the_smallest(rule: Rule) -> None:
     far = (1e4, 2e4, 3e4, 7e4)
     for aggregate in (rule, plain(rule)):
         b = np.ones(6)
-        assert most_harmful_tau(honest, b, 3, aggregate, far) == 1e4
-        largest = most_harmful_tau(honest, b, 3, aggregate, (1e-3, *far))
+        assert most_damaging_tau(honest, b, 3, aggregate, far) == 1e4
+        largest = most_damaging_tau(honest, b, 3, aggregate, (1e-3, *far))
         assert largest == (1e-3 if isinstance(rule, SMEA) else 1e4)
 
 
@@ -318,12 +325,15 @@ def test_round_off_is_no_harm(moves: list[float], worst: int) -> None:
         return np.asarray(honest.mean(axis=0) + step)
 
     taus = (1.0, 2.0, 3.0)
-    assert most_harmful_tau(honest, np.ones(6), 3, moved, taus) == taus[worst]
+    assert most_damaging_tau(honest, np.ones(6), 3, moved, taus) == taus[worst]
 
 
 def test_smea_that_rejects_all_is_unharmed() -> None:
     honest = vectors(h=6)
-    assert harms(honest, np.ones(6), 3, SMEA(), (50.0, 99.0)).tolist() == [0.0, 0.0]
+    assert damage_by_tau(honest, np.ones(6), 3, SMEA(), (50.0, 99.0)).tolist() == [
+        0.0,
+        0.0,
+    ]
 
 
 def test_no_number_is_the_worst_aggregate() -> None:
@@ -335,7 +345,7 @@ def test_no_number_is_the_worst_aggregate() -> None:
 
     b = np.ones(6)
     taus = np.array([0.5, 1.5, 9.0]) - honest.mean(axis=0)[0]
-    assert most_harmful_tau(honest, b, 3, fragile, taus.tolist()) == taus[1]
+    assert most_damaging_tau(honest, b, 3, fragile, taus.tolist()) == taus[1]
 
 
 def test_a_callable_may_spoil_its_input() -> None:
@@ -347,8 +357,10 @@ def test_a_callable_may_spoil_its_input() -> None:
         return mean
 
     b = honest.std(axis=0)
-    expected = harms(honest, b, 3, Average())
-    np.testing.assert_allclose(harms(honest, b, 3, spoiler), expected, rtol=1e-9)
+    expected = damage_by_tau(honest, b, 3, Average())
+    np.testing.assert_allclose(
+        damage_by_tau(honest, b, 3, spoiler), expected, rtol=1e-9
+    )
 
 
 @searched

@@ -164,7 +164,7 @@ def test_a_violation_is_an_exit_code(
     monkeypatch.setattr(epsilon_bound, "PLANS", PLANS[:1])
     (row,) = run(tmp_path / "audit.json", "--trials", "200")
     assert row["broken"]
-    assert "VIOLATED" in capsys.readouterr().out
+    assert "BROKEN: " in capsys.readouterr().out
 
 
 def test_secure_randomness_has_no_seed_to_report(

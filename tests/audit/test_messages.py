@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from flwr_safedshb.algorithm.step import Scalar
 from flwr_safedshb.algorithm.wire import Arrays
 from flwr_safedshb.audit.messages import (
     BAD_EXAMPLES,
@@ -13,7 +12,7 @@ from flwr_safedshb.audit.messages import (
     send_odd_messages,
     send_to_bad_examples,
 )
-from flwr_safedshb.client import RefusedError, SafeDSHBClient
+from flwr_safedshb.client import RefusedError, SafeDSHBClient, Scalar
 from flwr_safedshb.privacy.datasets import tensors_of
 
 pytestmark = pytest.mark.federation

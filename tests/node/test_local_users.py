@@ -19,9 +19,9 @@ import pytest
 from flwr.app import Array, ArrayRecord
 
 from flwr_safedshb import cli
-from flwr_safedshb.algorithm.budget import RefusedError
 from flwr_safedshb.algorithm.checkpoint import save
 from flwr_safedshb.algorithm.progress import Progress
+from flwr_safedshb.algorithm.refusal import RefusedError
 from flwr_safedshb.atomic_io import make_private_folder, replace_file
 from flwr_safedshb.node import service
 from flwr_safedshb.node.doctor import machine

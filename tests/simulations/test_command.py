@@ -94,12 +94,9 @@ def test_wrong_arguments_are_one_line_and_nothing_starts(
 def test_benchmarks_refuse_a_folder_before_they_measure(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from simulations.benchmarks.outcome import Outcome, main
+    from simulations.benchmarks.result import run_benchmark
 
-    def run(quick: bool) -> Outcome:
-        raise AssertionError("measured")
-
-    assert main(run, "Words.", ["--out", "/proc/nope"]) == 2
+    assert run_benchmark("aggregation", ["--out", "/proc/nope"]) == 2
     assert "/proc/nope" in capsys.readouterr().err
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from flwr_safedshb.algorithm.model_arrays import trained
+from flwr_safedshb.algorithm.model_arrays import trained_parameters
 from simulations import experiment
 from simulations.config import composed
 from simulations.experiment import federation, gradient_of, untrained
@@ -17,7 +17,7 @@ def test_adversaries_with_many_examples_use_some_of_them(
 ) -> None:
     held = federation(SETTINGS).shards[:2]
     model = untrained(SETTINGS)
-    sent = [weight.detach().numpy() for weight in trained(model).values()]
+    sent = [weight.detach().numpy() for weight in trained_parameters(model).values()]
     whole = gradient_of(SETTINGS)(sent)
     everything = loss_gradient(model, held, composed(SETTINGS).weight_decay)
     np.testing.assert_allclose(whole, everything, rtol=1e-5, atol=1e-7)

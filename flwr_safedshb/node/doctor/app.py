@@ -16,7 +16,7 @@ from flwr_safedshb.client import (
     ClientFn,
     PrivateClientApp,
     SafeDSHBClient,
-    private_client,
+    to_private_client,
 )
 from flwr_safedshb.flower.compat import flatten_config
 from flwr_safedshb.node import node_file
@@ -81,4 +81,4 @@ def make_client(
 ) -> SafeDSHBClient:
     """Make the client that a SuperNode with this config makes for a message."""
     context = Context(0, 0, dict(node_config), RecordDict(), dict(run_config))
-    return private_client(client_fn(context))
+    return to_private_client(client_fn(context))

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from flwr.app import UserConfig, UserConfigValue
 
-from flwr_safedshb.algorithm.budget import LEDGER_NAME, NODE_KEYS, RefusedError
+from flwr_safedshb.algorithm.budget import LEDGER_NAME, NODE_KEYS, LedgerBudget
+from flwr_safedshb.algorithm.refusal import RefusedError
 from flwr_safedshb.client import ClientFn, SafeDSHBClient
 from flwr_safedshb.node.approvals import KEY, Approvals
 from flwr_safedshb.node.doctor.app import make_client
@@ -143,8 +144,8 @@ def _check_client(
         + ("that nobody can repeat" if client.randomness.private else "FROM A SEED"),
     )
     yield _check_step(client)
-    if client.ledger is not None:
-        yield _check_budget(client, client.ledger, steps)
+    if isinstance(client.budget, LedgerBudget):
+        yield _check_budget(client, client.budget.ledger, steps)
 
 
 def _check_step(client: SafeDSHBClient) -> Check:
@@ -155,11 +156,11 @@ def _check_step(client: SafeDSHBClient) -> Check:
     with _heard(unusable.__name__, logging.WARNING) as words, unusable.log_causes():
         try:
             layers = private_gradient(
-                client.gradients,
+                client.source.gradients,
                 client.dataset,
                 client.plan,
                 client.randomness.for_step(0, 0),
-                client.weight_decay,
+                client.source.weight_decay,
             )
         except Exception as error:
             return Check(name, "failed", f"{type(error).__name__}: {error}")

@@ -14,11 +14,10 @@ from flwr.clientapp import ClientApp
 from flwr_safedshb.algorithm.answer_evaluation import (
     Metrics,
     PrivateEvaluation,
-    reported,
+    make_metrics,
 )
-from flwr_safedshb.algorithm.evaluation_names import CORRECT, NOISE_STD
 from flwr_safedshb.algorithm.private_evaluation import PrivateEvaluations, concluded
-from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
+from flwr_safedshb.algorithm.wire import CORRECT, MOMENTUM_TAG, NOISE_STD
 from flwr_safedshb.flower.compat import set_message_id
 from flwr_safedshb.privacy.accounting.accountant import compute_epsilon
 from flwr_safedshb.privacy.evaluation import Question, private_counts
@@ -76,7 +75,7 @@ def coverage(lie: str, trials: int, seed: int) -> Coverage:
             plan = PrivateEvaluation(NOISE).plan(size)
             data = examples(count, size - count)
             counts = private_counts(MODEL, data, plan, source, Question(MAX_LOSS))
-            told.append(reported(counts, size))
+            told.append(make_metrics(counts, size))
         said = [float(t[CORRECT]) / s for t, s in zip(told, SIZES, strict=True)]  # type: ignore[arg-type]
         mean = float(np.mean(said))
         told += [{**told[-1], **LIES[lie](mean, rng)} for _ in range(LIARS)]

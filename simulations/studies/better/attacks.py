@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from flwr_safedshb.aggregation.rule import FloatArray
 from flwr_safedshb.attacks import Strongest
 from flwr_safedshb.attacks.base import Aggregate
-from flwr_safedshb.attacks.candidates import Candidates, check_finite, harms
+from flwr_safedshb.attacks.candidates import Candidates, check_finite, measure_damage
 from flwr_safedshb.attacks.line_search import Rays
 
 Judge = Callable[[FloatArray], FloatArray]
@@ -58,19 +58,17 @@ class Tireless(Strongest):
 
     memory: Memory = field(default_factory=Memory, repr=False, compare=False)
 
-    def vectors(
-        self,
-        honest: FloatArray,
-        f: int,
-        rng: np.random.Generator,
-        aggregate: Aggregate,
+    def craft_vectors(
+        self, honest: FloatArray, f: int, rng: np.random.Generator, aggregate: Aggregate
     ) -> FloatArray:
         """Return the worst vectors found, (f, d)."""
         check_finite(honest)
-        rays, along, held = self.rays(honest, f), self.along(honest), self.memory
+        held, rays = self.memory, self.list_rays(honest, f)
+        target = self.target_direction(honest)
 
         def judge(shares: FloatArray) -> FloatArray:
-            return harms(honest, Candidates(rays.basis, shares), f, aggregate, along)
+            candidates = Candidates(rays.basis, shares)
+            return measure_damage(honest, candidates, f, aggregate, target)
 
         known = [] if held.shares is None else [held.shares[None]]
         if held.steps % self.every == 0:
@@ -88,19 +86,19 @@ class Tireless(Strongest):
                 best, most = children[harm.argmax()], harm.max()
         sent = self.sendable(honest, Candidates(rays.basis, best[None]))
         held.steps, held.shares = held.steps + 1, best
-        held.sent = sent.vectors(honest.mean(axis=0), 0)
+        held.sent = sent.vectors_of(0, honest.mean(axis=0))
         return held.sent
 
     def _found_on(self, rays: Rays, judge: Judge) -> list[FloatArray]:
         """Return the best of all rays, and of the best rays searched more finely."""
 
         def judge_rays(some: NDArray[np.intp], scales: FloatArray) -> FloatArray:
-            return judge(rays.at(some, scales).shares).reshape(scales.shape)
+            return judge(rays.evaluate_at(some, scales).shares).reshape(scales.shape)
 
         best = []
-        for some, scales, harm in self._search(len(rays.starts), judge_rays):
+        for some, scales, harm in self._search_rays(len(rays.starts), judge_rays):
             ray, scale = np.unravel_index(harm.argmax(), harm.shape)
-            found = rays.at(some[[ray]], scales[ray, scale].reshape(1, 1))
+            found = rays.evaluate_at(some[[ray]], scales[ray, scale].reshape(1, 1))
             best.append(found.shares)
         return best
 
@@ -117,12 +115,12 @@ class AimedAtMean(Tireless):
     the loss is quadratic.
     """
 
-    def informed(self, gradient: FloatArray) -> Self:
+    def with_gradient(self, gradient: FloatArray) -> Self:
         """Return the attack of colluders who know the gradients so far."""
         held = self.memory
         before = 0.0 if held.gradients is None else held.gradients
         held.gradients = before + gradient
-        return super().informed(held.gradients / (held.steps + 1))
+        return super().with_gradient(held.gradients / (held.steps + 1))
 
 
 @dataclass(frozen=True)

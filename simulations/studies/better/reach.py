@@ -37,8 +37,8 @@ def reach(rule: GramRule, n: int, f: int, seed: int) -> tuple[float, float, floa
     far = np.tile(mean + _FAR * np.sqrt(DIMENSION) * way, (f, 1))
     tireless = Tireless(gradient=-way)
     for _ in range(_AGAIN):
-        last = tireless.vectors(honest, f, rng, rule)
-    strongest = Strongest(gradient=-way).vectors(honest, f, rng, rule)
+        last = tireless.craft_vectors(honest, f, rng, rule)
+    strongest = Strongest(gradient=-way).craft_vectors(honest, f, rng, rule)
     return moved(far), moved(strongest), moved(last)
 
 

@@ -11,8 +11,17 @@ from torch import nn
 from flwr_safedshb.algorithm.budget import LEDGER_NAME
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from simulations.benchmarks import client_step, deployed, startup, steps
-from simulations.benchmarks.client_step import STEPS, run
-from simulations.benchmarks.steps import OPACUS, OURS, PLAIN, SECURE, TASKS, make_step
+from simulations.benchmarks.result import compare
+from simulations.benchmarks.steps import (
+    OPACUS,
+    OURS,
+    PLAIN,
+    SECURE,
+    STEPS,
+    TASKS,
+    make_step,
+)
+from simulations.benchmarks.thresholds import STEP_MODELS
 from simulations.models import CNN
 
 torch.set_num_threads(1)
@@ -52,7 +61,7 @@ def test_our_step_is_a_private_gradient(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "size"), [("logistic", 69), ("CNN", 26_090), ("MLP", 1_796_010)]
 )
-def test_models_have_the_sizes_that_targets_speak_of(name: str, size: int) -> None:
+def test_models_have_the_sizes_that_thresholds_speak_of(name: str, size: int) -> None:
     task = TASKS[name]
     assert sum(p.numel() for p in task.make().parameters()) == size
     inputs, targets = task.data()
@@ -63,51 +72,51 @@ def test_times_are_those_of_all_steps_and_draws(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(TASKS, "small", SMALL)
-    seconds = steps.seconds("small", 0.0)
+    seconds = steps.time_steps("small", 0.0)
     assert seconds.keys() == {*STEPS, "batch", "noise"}
     assert all(value > 0 for value in seconds.values())
 
 
-def figures(ours: float, secure: float, opacus: float) -> dict[str, float]:
-    drawn = {"batch": 0.2, "noise": 0.3}
-    return {PLAIN: 1.0, OURS: ours, SECURE: secure, **dict.fromkeys(OPACUS, opacus)} | (
-        drawn
-    )
+def test_thresholds_are_of_the_models_that_are_measured() -> None:
+    assert tuple(TASKS) == STEP_MODELS
+
+
+BOUNDS = {"logistic": 2.4, "CNN": 2.2, "MLP": 2.4}
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_targets_see_what_they_are_about(
+def test_thresholds_see_what_they_are_about(
     slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ask(*words: str) -> dict[str, float]:
-        if words[0] == "memory":
-            peak = 2.0 if words[2] == PLAIN else 4.1 if slow else 4.0
-            return {"peak": peak, "model": 1.0}
-        bound = client_step.BOUNDS.get(words[1], 3.0)
-        ours = bound + 0.1 if slow else bound
-        opacus = ours - 0.1 if slow else ours
-        return figures(ours, 0.9 if slow else 1.0, opacus)
+    far = 1.01 if slow else 1.0
 
-    def durable(*words: str) -> dict[str, float]:
-        if words[0] == "kept":
-            return {"found": float(not slow), "size": 7.0}
-        far = 1.01 if slow else 1.0
-        return {"bare": 2.0, "deployed": 3.0 * far, "peak": 10.0 * far, "model": 2.0}
+    def measured(function: object, *arguments: object) -> dict[str, float]:
+        if function is deployed.measure_step:
+            peak = 10.0 * far
+            return {"bare": 2.0, "deployed": 3.0 * far, "peak": peak, "model": 2.0}
+        name, step = map(str, arguments)
+        if function is steps.measure_memory:
+            return {"peak": 2.0 if step == PLAIN else 4.0 * far, "model": 1.0}
+        assert function is steps.time_steps
+        ours = BOUNDS.get(name, 3.0) * far
+        opacus = dict.fromkeys(OPACUS, ours / far / far)
+        drawn = {"batch": 0.2, "noise": 0.3}
+        return {PLAIN: 1.0, OURS: ours, SECURE: 1.0 / far} | opacus | drawn
 
-    monkeypatch.setattr(client_step, "ask", ask)
-    monkeypatch.setattr(deployed, "ask", durable)
-    outcome = run(quick=True)
-    assert len(outcome.checks) == 17
-    assert {check.holds for check in outcome.checks} == {not slow}
-    assert outcome.costs["MLP / plain SGD"] == pytest.approx(2.5 if slow else 2.4)
+    monkeypatch.setattr(client_step, "call_alone", measured)
+    monkeypatch.setattr(deployed, "momentum_survives_kill", lambda size: not slow)
+    result = client_step.measure(quick=True)
+    verdicts = [row[3] for row in compare("client_step", result.figures).rows]
+    assert verdicts == ["MISSED" if slow else "met"] * 17
+    assert result.costs["MLP / plain SGD"] == pytest.approx(2.4 * far)
 
 
-def test_start_is_measured_against_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_is_measured_against_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = dict(zip(startup.SCRIPTS.values(), (0.1, 0.2, 2.0, 2.5, 3.1), strict=False))
     monkeypatch.setattr(startup, "processor_seconds", lambda s: taken.get(s, 4.0))
-    outcome = startup.run(quick=False)
-    assert outcome.costs == {"client ready / torch": pytest.approx(1.55)}
-    assert not outcome.checks[0].holds
+    result = startup.measure(quick=False)
+    assert result.costs == {"client ready / torch": pytest.approx(1.55)}
+    assert compare("startup", result.figures).rows[0][3] == "MISSED"
 
 
 @pytest.mark.process
@@ -117,13 +126,17 @@ def test_processor_seconds_are_those_of_the_process() -> None:
 
 
 def test_the_deployed_step_charges_and_keeps(tmp_path: Path) -> None:
-    cost = deployed.step_cost(4, 0.0, tmp_path)
-    assert cost["deployed"] > cost["bare"] > 0.0
+    cost = deployed.measure_step(4, 0.0, str(tmp_path))
+    assert cost["bare"] > 0.0
+    assert cost["deployed"] > 0.0
     with Ledger(tmp_path / "state" / LEDGER_NAME) as ledger:
         assert len(ledger.charges()) == 3
     assert len(list((tmp_path / "state").glob("momentum-*"))) == 2
 
 
 @pytest.mark.process
-def test_a_momentum_is_found_after_a_kill(tmp_path: Path) -> None:
-    assert deployed.found_after_kill(10**5, tmp_path)
+def test_a_momentum_is_found_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert deployed.momentum_survives_kill(10**5)

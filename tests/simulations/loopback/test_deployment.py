@@ -15,7 +15,7 @@ from flwr.serverapp import ServerApp
 
 from flwr_safedshb.algorithm.budget import LEDGER_NAME
 from flwr_safedshb.algorithm.checkpoint import load
-from flwr_safedshb.algorithm.momentum_store import Kept, MomentumFiles
+from flwr_safedshb.algorithm.momentum_store import MomentumFiles, MomentumState
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from flwr_safedshb.simulation.in_process import InProcessGrid
 from simulations.config import composed
@@ -61,8 +61,8 @@ def test_deployment_trains_and_ledgers_hold_what_was_released(tmp_path: Path) ->
         assert kept.step == steps - 1
 
 
-def newest(state_dir: Path, session: str, size: int = 69) -> Kept | None:
-    return MomentumFiles(state_dir).newest(session, 10**6, size)
+def newest(state_dir: Path, session: str, size: int = 69) -> MomentumState:
+    return MomentumFiles(state_dir).load(session, 10**6, size)
 
 
 def test_a_node_that_never_joins_is_not_waited_for_for_ever(

@@ -104,7 +104,7 @@ def test_equal_vectors_and_too_many_sets() -> None:
 
 
 def gone(attack: Strongest, honest: Floats, f: int, way: Floats) -> float:
-    sent = attack.informed(way)(honest, f, np.random.default_rng(0), SMEA())
+    sent = attack.with_gradient(way)(honest, f, np.random.default_rng(0), SMEA())
     out = SMEA()(np.concatenate([honest, sent]), f)
     return float((honest.mean(axis=0) - out) @ way)
 
@@ -131,7 +131,7 @@ def test_who_aims_at_the_mean_knows_all_gradients_so_far() -> None:
     attack = AimedAtMean()
     honest = np.random.default_rng(0).normal(size=(4, 3))
     for gradient in np.eye(3)[:2]:
-        known = attack.informed(gradient)
+        known = attack.with_gradient(gradient)
         known(honest, 1, np.random.default_rng(0), SMEA())
     assert known.gradient is not None
     assert known.gradient.tolist() == [0.5, 0.5, 0.0]
@@ -144,7 +144,7 @@ def test_what_screened_colluders_claim_is_within_the_bound() -> None:
     longest = 0.0
     for _ in range(5):
         honest = 3.0 + rng.normal(size=(5, 6))
-        sent = attack.informed(np.ones(6))(honest, 2, rng, SMEA())
+        sent = attack.with_gradient(np.ones(6))(honest, 2, rng, SMEA())
         claimed = np.linalg.norm(sent - 0.9 * before, axis=1) / 0.1
         assert (claimed <= 2.0 * (1 + 1e-9)).all()
         longest, before = max(longest, claimed.max()), sent

@@ -1,4 +1,4 @@
-"""The lower bound: its terms, its parts, and the conditions of each."""
+"""The lower bound, its parts and their conditions, and the corollaries."""
 
 import numpy as np
 import pytest
@@ -148,3 +148,43 @@ def test_kappa_lb_by_hand() -> None:
     assert theory.kappa_lb(9, 0) == 0.0
     # 2/(16 * 6) * 3 = (f/(n-f))^2 = 1/16.
     assert theory.robustness_lower_bound(10, 2, 3**0.5) == pytest.approx(1 / 16)
+
+
+def test_noise_in_closed_form_by_hand() -> None:
+    # C = 1, b = 25, m = 2763, T = 400, delta = 1e-4, epsilon = 1:
+    # 25 * 20 sqrt(9.21034)/2763 = 0.549 < 1, so 2/25; at epsilon = 1/4 it is 2.1968.
+    def noise(epsilon: float, m: int = 2763, constant: float = 1.0) -> float:
+        return theory.closed_form_noise_std(1.0, 25, m, 400, epsilon, 1e-4, constant)
+
+    assert noise(1.0) == pytest.approx(0.08)
+    assert noise(0.25) == pytest.approx(0.08 * 2.1968, rel=1e-4)
+    assert noise(0.25, constant=3.0) == pytest.approx(3 * noise(0.25))
+    # 1/epsilon and 1/m where the budget binds; more examples buy nothing where not.
+    assert noise(0.125) == pytest.approx(2 * noise(0.25))
+    assert noise(0.125, m=5526) == pytest.approx(noise(0.25))
+    assert noise(1.0, m=10**6) == noise(1.0)
+    with pytest.raises(ValueError, match=r"epsilon=10 must be at most log.*9\.21"):
+        noise(10)
+
+
+def test_corollaries_by_hand() -> None:
+    # n = 8, f = 2, m = 100, d = 32, epsilon = 1/2, log(1/delta) = 4, G = 3: C/(eps m)
+    # = 1/50; squares 4 * 32/8/2500, 4 * 1/4/2500, 9/4; roots sqrt(16)/50, 1/50, 9/4.
+    given = (8, 2, 100, 32, 0.5, np.exp(-4.0), 3.0)
+    convex = theory.strongly_convex_corollary(*given)
+    assert convex.privacy == pytest.approx(16 / 2500)
+    assert convex.both == pytest.approx(1 / 2500)
+    assert convex.robustness == pytest.approx(9 / 4)
+    other = theory.non_convex_corollary(*given)
+    assert other.privacy == pytest.approx(4 / 50)
+    assert other.both == pytest.approx(1 / 50)
+    assert other.robustness == pytest.approx(9 / 4)
+
+
+def test_the_corollary_is_the_lower_bound_but_for_a_logarithm() -> None:
+    lower = theory.lower_bound(10, 2, 100, 50, 0.5, 0.1, clip_norm=2.0)
+    upper = theory.strongly_convex_corollary(10, 2, 100, 50, 0.5, 1e-6, 0.1, 2.0)
+    log = np.log(1e6)
+    assert upper.privacy == pytest.approx(log * lower.privacy)
+    assert upper.both == pytest.approx(log * lower.both)
+    assert upper.robustness == lower.robustness

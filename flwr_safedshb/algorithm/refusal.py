@@ -1,4 +1,4 @@
-"""What a server may know of an error on a node."""
+"""What a node refuses, and what the server may know of an error on a node."""
 
 from __future__ import annotations
 
@@ -6,23 +6,31 @@ from logging import ERROR
 
 from flwr.common import log
 
-from flwr_safedshb.algorithm.budget import RefusedError
 from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted, LedgerError
-from flwr_safedshb.privacy.losses import UnsupportedModelError
 from flwr_safedshb.stop_signal import is_stop_signal
 
 
-def refusal(error: BaseException) -> RefusedError:
-    """Return what the server may know of an error: the texts of others may quote data.
+class RefusedError(RuntimeError):
+    """The client does not take the step.
 
-    The rest is in the log of this node. Whatever is raised counts, also what is no
-    `Exception`: data that end a process would tell of themselves by silence.
+    Its text reaches the server: it says which rule was broken and nothing about data.
+    """
+
+
+def to_refusal(error: BaseException) -> RefusedError:
+    """Turn an error into a refusal that quotes no data; log the rest on this node.
+
+    Every error counts, also one that is not an `Exception`: data that could end the
+    process would reveal themselves by the silence of their node.
 
     Raises
     ------
     BaseException
-        The error itself, if it is the owner who stops the node.
+        The error itself, if the node's owner stops the node.
     """
+    # Needs torch, which servers do not need.
+    from flwr_safedshb.privacy.losses import UnsupportedModelError
+
     match error:
         case RefusedError():
             return error

@@ -27,7 +27,7 @@ from flwr_safedshb.attacks import (
     Strongest,
     Zero,
 )
-from flwr_safedshb.attacks.candidates import Candidates, harms
+from flwr_safedshb.attacks.candidates import Candidates, measure_damage
 from flwr_safedshb.attacks.collusion import ColludingAttack
 from tests.oracles import Floats
 
@@ -78,14 +78,16 @@ def test_harms_are_those_of_aggregating_each_candidate(rule: Rule) -> None:
         ]
     )
     np.testing.assert_allclose(
-        harms(honest, sent, f, rule), np.linalg.norm(moved, axis=1), atol=1e-9
+        measure_damage(honest, sent, f, rule), np.linalg.norm(moved, axis=1), atol=1e-9
     )
     np.testing.assert_allclose(
-        harms(honest, sent, f, rule, way), moved @ way, atol=1e-9
+        measure_damage(honest, sent, f, rule, way), moved @ way, atol=1e-9
     )
     # And by a callable of which nothing is known.
     np.testing.assert_allclose(
-        harms(honest, sent, f, lambda x, f: rule(x, f), way), moved @ way, atol=1e-9
+        measure_damage(honest, sent, f, lambda x, f: rule(x, f), way),
+        moved @ way,
+        atol=1e-9,
     )
 
 
@@ -95,13 +97,13 @@ def test_what_is_sent_is_the_worst_of_the_grid(
     rule: Rule, attack: ColludingAttack
 ) -> None:
     honest, f = vectors(3), 2
-    mean, way = honest.mean(axis=0), attack.along(honest)
+    mean, way = honest.mean(axis=0), attack.target_direction(honest)
 
     def harm(sent: AnyFloats) -> float:
         moved = rule(np.vstack((honest, sent)), f) - mean
         return float(np.linalg.norm(moved) if way is None else moved @ way)
 
-    rays = attack.rays(honest, f)
+    rays = attack.list_rays(honest, f)
     grid = [
         mean + (start + scale * move) @ rays.basis
         for start, move in zip(rays.starts, rays.moves, strict=True)
@@ -148,8 +150,8 @@ def test_colluders_who_know_a_gradient_work_against_it(rule: Rule) -> None:
         sent = attack(honest, 3, rng, rule)
         return float((rule(np.vstack((honest, sent)), 3) - mean) @ gradient)
 
-    known = fallen(Strongest().informed(gradient))
-    ways = MimicShift(directions=("gradient",), aim="loss").informed(gradient)
+    known = fallen(Strongest().with_gradient(gradient))
+    ways = MimicShift(directions=("gradient",), aim="loss").with_gradient(gradient)
     assert known < 0.0
     assert known <= fallen(Strongest()) + 1e-9
     assert known <= 0.95 * fallen(ways)
@@ -172,7 +174,7 @@ def test_who_needs_a_gradient_and_has_none_says_so(options: dict[str, object]) -
         attack(vectors(0), 2, np.random.default_rng(0), SMEA())
     # What has no use for one stays what it is.
     assert not MimicShift().wants_gradient
-    assert FOE().informed(np.ones(12)) == FOE()
+    assert FOE().with_gradient(np.ones(12)) == FOE()
 
 
 def test_colluders_at_a_client_go_farther_than_from_the_mean() -> None:
@@ -206,9 +208,9 @@ def test_mimic_shift_stands_at_one_client_and_goes_against_the_mean() -> None:
 
 
 def test_a_drift_is_the_same_in_every_step() -> None:
-    first, second = (Drift(seed=4).along(vectors(seed)) for seed in (0, 1))
+    first, second = (Drift(seed=4).target_direction(vectors(seed)) for seed in (0, 1))
     np.testing.assert_array_equal(first, second)
-    assert not np.array_equal(first, Drift(seed=5).along(vectors(0)))
+    assert not np.array_equal(first, Drift(seed=5).target_direction(vectors(0)))
     for seed in range(5):
         honest = vectors(seed)
         sent = Drift(seed=4)(honest, 3, np.random.default_rng(0), SMEA())
@@ -242,7 +244,7 @@ def test_bad_options_are_refused(options: dict[str, object], words: str) -> None
 
 def test_few_places_are_those_that_agree_least_with_the_mean() -> None:
     honest = vectors(0, h=30)
-    rays = MimicShift(places=2).rays(honest, 1)
+    rays = MimicShift(places=2).list_rays(honest, 1)
     chosen = np.flatnonzero(rays.starts[:, 0].any(axis=0))
     agreement = honest @ honest.mean(axis=0)
     assert set(chosen) == set(np.argsort(agreement)[:2])
@@ -269,7 +271,7 @@ def test_between_two_searches_the_ray_is_held_and_its_scale_searched(
     attack = kind(every=3)
     # What is known of the step, such as a gradient, makes a new attack of it.
     steps = [first + 0.01 * vectors(seed) for seed in range(1, 5)]
-    made = [calls(attack.informed(-x.mean(axis=0)), x) for x in (first, *steps)]
+    made = [calls(attack.with_gradient(-x.mean(axis=0)), x) for x in (first, *steps)]
     assert made[1] == made[2] == made[4] == 7
     assert min(made[0], made[3]) >= whole
     sent = kind(every=9)

@@ -1,0 +1,152 @@
+"""The result of one benchmark: compared with its thresholds, shown and kept.
+
+A benchmark is a module with ``measure(quick) -> Result`` and an entry in
+`thresholds.BENCHMARKS`; `run_benchmark` makes it a command.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from html import escape
+from pathlib import Path
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from simulations.benchmarks.plots import Panel, save_panels
+from simulations.benchmarks.thresholds import BENCHMARKS
+from simulations.command import Parser, complaining, prepare_folder
+from simulations.results.machine import machine
+from simulations.results.summary import table as markdown_table
+
+OUT = Path("outputs/benchmarks")
+MET, MISSED, NOT_MEASURED = "met", "MISSED", "not measured"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number that a threshold bounds, and a note on where it comes from."""
+
+    value: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Figures as they are printed; the first column names the row."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run of a benchmark found.
+
+    Attributes
+    ----------
+    tables : sequence of Table
+    figures : mapping of name to Figure
+        Compared with the thresholds of the same names.
+    costs : mapping of name to float
+        The few figures that are kept from version to version; less is better in all of
+        them, and a ratio to a lower bound or a peer says more than seconds.
+    raw : object
+        Everything that was measured; JSON.
+    panels : sequence of Panel
+        What is drawn.
+    """
+
+    tables: Sequence[Table]
+    figures: Mapping[str, Figure]
+    costs: Mapping[str, float]
+    raw: object
+    panels: Sequence[Panel] = field(default=(), repr=False)
+
+
+def compare(name: str, figures: Mapping[str, Figure]) -> Table:
+    """Return every threshold of a benchmark beside what was measured.
+
+    Raises
+    ------
+    ValueError
+        If a figure has no threshold: one of the two has been renamed.
+    """
+    thresholds = BENCHMARKS[name].thresholds
+    if unknown := figures.keys() - {threshold.figure for threshold in thresholds}:
+        raise ValueError(f"{name}: no threshold is named {sorted(unknown)}; add them")
+    rows = []
+    for threshold in thresholds:
+        figure = figures.get(threshold.figure)
+        if figure is None:
+            rows.append((threshold.figure, "", str(threshold), NOT_MEASURED, ""))
+            continue
+        verdict = MET if threshold.holds(figure.value) else MISSED
+        measured = format_short(figure.value)
+        rows.append((threshold.figure, measured, str(threshold), verdict, figure.note))
+    heads = ("threshold", "measured", "bound", "verdict", "note")
+    return Table("Thresholds", heads, rows)
+
+
+def format_short(value: float) -> str:
+    """Write a number with the digits that matter, in six characters."""
+    if value >= 99_999.5:
+        digits, _, power = f"{value:.1e}".partition("e")
+        return f"{digits.removesuffix('.0')}e{int(power)}"
+    return f"{value:.2f}" if value < 10 and value % 1 else f"{value:,.0f}"
+
+
+def markdown(title: str, tables: Sequence[Table], words: str = "") -> str:
+    """Return a section in Markdown, for the terminal and for the documentation."""
+    blocks = [f"### {escape(title)}", *([words] if words else [])]
+    for table in tables:
+        heads, *rows = (
+            [escape(cell).replace("|", "\\|") for cell in line]
+            for line in (table.heads, *table.rows)
+        )
+        blocks += [f"**{escape(table.title)}**", "\n".join(markdown_table(heads, rows))]
+        if table.caption:
+            blocks.append(escape(table.caption))
+    return "\n\n".join(blocks)
+
+
+def write_result(folder: Path, name: str, result: Result) -> list[Table]:
+    """Write JSON with the machine of the figures, and a PNG; return all tables."""
+    tables = [*result.tables, compare(name, result.figures)]
+    content = {
+        "title": BENCHMARKS[name].title,
+        "machine": machine(),
+        "tables": [asdict(table) for table in tables],
+        "costs": result.costs,
+        "raw": result.raw,
+    }
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(content, indent=2) + "\n")
+    if result.panels:
+        save_panels(result.panels, path.with_suffix(".png"))
+    return tables
+
+
+@complaining
+def run_benchmark(name: str, arguments: Sequence[str] | None = None) -> int:
+    """Run one benchmark as a command: measure, print, write."""
+    parser = Parser(description=f"Benchmark: {BENCHMARKS[name].title}.")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes, to see that it runs"
+    )
+    parser.add_argument("--out", type=Path, default=OUT, help="directory")
+    options = parser.parse_args(arguments)
+    prepare_folder(options.out)
+    # By its name, so that new processes find its functions.
+    module = importlib.import_module(f"simulations.benchmarks.{name}")
+    result: Result = module.measure(options.quick)
+    tables = write_result(options.out, name, result)
+    console = Console()
+    console.print(Markdown(markdown(BENCHMARKS[name].title, tables)))
+    console.print(f"Written: {options.out / name}.json", highlight=False)
+    return 0

@@ -1,0 +1,99 @@
+"""What rounds of a training cost, for the benchmarks `engine` and `end_to_end`."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord
+from flwr.serverapp import Grid
+
+from flwr_safedshb.aggregation import Rule
+from flwr_safedshb.strategy import SafeDSHB
+from simulations.benchmarks.measure import resident_kilobytes
+from simulations.benchmarks.result import Table
+from simulations.experiment import untrained
+
+Marks = list[tuple[float, int]]  # after each round: a clock, and resident kB
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """What rounds of one kind took.
+
+    Attributes
+    ----------
+    name : str
+    nodes, rounds : int
+    lower, seconds, upper : float
+        Quartiles of the seconds of a round.
+    kilobytes : float
+        By which memory grew from the first half of the rounds to their end, for each
+        round of the second half.
+    """
+
+    name: str
+    nodes: int
+    rounds: int
+    lower: float
+    seconds: float
+    upper: float
+    kilobytes: float
+
+
+def train(
+    grid: Grid,
+    rule: Rule,
+    overrides: str,
+    nodes: int,
+    f: int,
+    rounds: int,
+    clock: Callable[[], float] = time.process_time,
+) -> Marks:
+    """Train an experiment's model, and mark the time and memory after every round."""
+    # Flower's log of a round takes longer than the round.
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    marks: Marks = []
+
+    def mark(server_round: int, arrays: ArrayRecord) -> None:
+        marks.append((clock(), resident_kilobytes()))
+
+    initial = ArrayRecord(untrained(overrides).state_dict())
+    strategy = SafeDSHB(rule, f, min_available_nodes=nodes)
+    strategy.start(grid, initial, rounds, evaluate_fn=mark)
+    return marks
+
+
+def summarize_rounds(name: str, nodes: int, marks: Marks) -> RoundCost:
+    """Return the cost of the rounds between marks."""
+    times, memory = zip(*marks, strict=True)
+    seconds = [after - before for before, after in itertools.pairwise(times)]
+    half = len(memory) // 2
+    growth = (memory[-1] - memory[half]) / (len(memory) - half)
+    lower, middle, upper = statistics.quantiles(seconds, n=4)
+    return RoundCost(name, nodes, len(seconds), lower, middle, upper, growth)
+
+
+def make_table(title: str, costs: Sequence[RoundCost], caption: str) -> Table:
+    """Return a row for each kind of rounds."""
+    rows = [
+        (
+            cost.name,
+            str(cost.nodes),
+            str(cost.rounds),
+            f"{1e3 * cost.seconds:.2f}",
+            f"{1e3 * cost.lower:.2f} to {1e3 * cost.upper:.2f}",
+            f"{1e3 * cost.seconds / cost.nodes:.3f}",
+            f"{1 / cost.seconds:.0f}",
+        )
+        for cost in costs
+    ]
+    heads = (
+        *("loop", "n", "rounds", "ms a round", "middle half", "ms a client"),
+        "rounds/s",
+    )
+    return Table(title, heads, rows, caption)
