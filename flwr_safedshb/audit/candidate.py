@@ -17,8 +17,7 @@ from flwr_safedshb.audit.hostile_values import (
     misplace_indices,
 )
 from flwr_safedshb.audit.target_model import Batch, TargetModel
-from flwr_safedshb.privacy.datasets import ArrayExamples, DrawnBatch
-from flwr_safedshb.privacy.map_dataset import ItemExamples
+from flwr_safedshb.privacy.datasets import ArrayExamples, DrawnBatch, ItemExamples
 
 # How a client has its examples: as a batch already, as whole arrays, or as items.
 Form = Literal["batch", "arrays", "items"]
@@ -100,11 +99,11 @@ class Candidate:
         inputs, targets = batch
         indices = np.arange(len(targets))
         if self.form == "arrays":
-            return ArrayExamples(inputs, targets).batch(indices, usable.numpy())
+            return ArrayExamples(inputs, targets).read_batch(indices, usable.numpy())
         if self.form == "items":
             like = torch.zeros_like(inputs[0]), torch.zeros_like(targets[0])
             items = ItemExamples(_UnreadableItems(batch, usable), like=like)
-            return items.batch(indices, None)
+            return items.read_batch(indices)
         return inputs.clone(), targets.clone(), usable
 
 

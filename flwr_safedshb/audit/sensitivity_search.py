@@ -43,12 +43,12 @@ from flwr_safedshb.audit.exact_distance import distance_ratios
 from flwr_safedshb.audit.gradient_search import RoundingSlack, optimise_candidate
 from flwr_safedshb.audit.target_model import Batch, TargetModel
 from flwr_safedshb.privacy.bad_examples import silence_log
+from flwr_safedshb.privacy.batches import Example
 from flwr_safedshb.privacy.clipping.gradients import (
     ClippedGradients,
     Loss,
     UnsupportedModelError,
 )
-from flwr_safedshb.privacy.datasets import Example
 from flwr_safedshb.privacy.plan import Clipping
 from flwr_safedshb.stop_signal import reraise_stop
 
@@ -62,7 +62,12 @@ _REPEAT_EVERY = 8
 class Clipper(Protocol):
     """What is under attack; `ClippedGradients` is one."""
 
-    def consume(
+    @property
+    def isolation(self) -> str:
+        """How examples are kept apart."""
+        ...
+
+    def consume_batch(
         self, batch: Example, groups: int = 1, usable: torch.Tensor | None = None, /
     ) -> torch.Tensor:
         """Return the sum of each group's clipped gradients, (groups, d)."""
@@ -76,7 +81,7 @@ MakeClipper = Callable[[nn.Module, Loss, float, Clipping], Clipper]
 class Float32Sums(ClippedGradients):
     """Clipping that sums small models in float32, as it sums large ones."""
 
-    most_wide = 0
+    max_float64_size = 0
 
 
 @dataclass
@@ -85,7 +90,7 @@ class SearchResult:
 
     Attributes
     ----------
-    path : str
+    isolation : str
         How the sums were made, or empty if the model was refused.
     refusal : str
         The first line of the refusal, or empty.
@@ -107,7 +112,7 @@ class SearchResult:
         The candidates that change sums the most, and those with most rounding slack.
     """
 
-    path: str = ""
+    isolation: str = ""
     refusal: str = ""
     removed: float = 0.0
     replaced: float = 0.0
@@ -192,7 +197,7 @@ def search_sensitivity(
             _try_candidates(target, benches, result, candidates, rng, progress)
         except UnsupportedModelError as refusal:
             result.refusal = str(refusal).partition("\n")[0]
-            result.path = ""
+            result.isolation = ""
         except BaseException as error:  # a node must not end either
             reraise_stop(error)
             result.raised = _describe_error(error)
@@ -234,7 +239,7 @@ def _try_candidates(
             result.raised = result.raised or _describe_error(error)
             ratio = 0.0
         turn += 1
-        result.path = bench.path
+        result.isolation = bench.clipper.isolation
         result.candidates += candidate.num_batches
         example = candidate.batch[0][:1], candidate.batch[1][:1]
         result.keep(ratio, bench.slack.measure(example, bench.clip_norm), candidate)
@@ -257,14 +262,7 @@ class _Bench:
         self.model = target.make().to(dtype)
         self.start = [entry.clone() for entry in float_entries(self.model)]
         self.slack = RoundingSlack(self.model, target.loss)
-        self._clipper = make_clipper(
-            self.model, target.loss, clip_norm, target.clipping
-        )
-
-    @property
-    def path(self) -> str:
-        """How the sums are made."""
-        return str(getattr(self._clipper, "path", type(self._clipper).__name__))
+        self.clipper = make_clipper(self.model, target.loss, clip_norm, target.clipping)
 
     def measure(
         self, candidate: Candidate, result: SearchResult, repeat: bool
@@ -298,7 +296,7 @@ class _Bench:
         torch.manual_seed(candidate.seed)  # the same dropout for the same places
         *examples, counted = candidate.read(batch, usable)
         # Clippers may reuse the memory of what they return in the next call.
-        return self._clipper.consume(
+        return self.clipper.consume_batch(
             (examples[0], examples[1]), candidate.num_batches, counted
         ).clone()
 

@@ -190,7 +190,7 @@ def _search_model(
     count, seed = settings.candidates, settings.seed
     result = search_sensitivity(target, count, seed, dtype=dtype, progress=advance)
     guesses = None
-    if result.path and not result.raised:
+    if result.isolation and not result.raised:
         candidates = result.worst_candidates
         guesses = infer_labels(target, candidates, settings.guesses, seed)
     yield make_search_row(name, result, guesses)
@@ -212,7 +212,7 @@ def make_search_row(
         figures["labels"] = f"{guesses.right} of {guesses.guesses}"
         if not guesses.holds:
             broken = broken or "labels are read better than by chance"
-    return Row(name, result.path, result.candidates, figures, broken)
+    return Row(name, result.isolation, result.candidates, figures, broken)
 
 
 def plan_requests(settings: Settings, only: Sequence[str] = ()) -> Iterator[Task]:
@@ -261,7 +261,7 @@ def make_timing_row(timing: Timing, steps: int) -> Row:
         "half": timing.half,
         "CPU": timing.computed,
     }
-    outcome = timing.path if timing.holds else f"FAR: {timing.path}"
+    outcome = timing.isolation if timing.holds else f"FAR: {timing.isolation}"
     return Row(f"{timing.model}, {timing.kind}", outcome, steps, figures)
 
 

@@ -19,7 +19,7 @@ from flwr_safedshb.algorithm.refusal import RefusedError
 from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
 from flwr_safedshb.client import PrivateClientApp, SafeDSHBClient
 from flwr_safedshb.flower.compat import set_process_run
-from flwr_safedshb.privacy.ledger import database, store
+from flwr_safedshb.privacy.ledger import database, ledger
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from flwr_safedshb.privacy.plan import PrivacyPlan
 
@@ -156,7 +156,7 @@ def describe_error(error: Exception) -> str:
 @contextmanager
 def temporary_ledgers() -> Iterator[Path]:
     """Make a temporary folder for ledgers, and log nothing of what happens in it."""
-    names = "flwr", database.__name__, store.__name__
+    names = "flwr", database.__name__, ledger.__name__
     loggers = [logging.getLogger(name) for name in names]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:

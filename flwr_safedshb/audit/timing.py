@@ -24,8 +24,7 @@ from torch.utils.data import Dataset
 from flwr_safedshb.audit.target_model import ComposedModel
 from flwr_safedshb.privacy.bad_examples import silence_log
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.datasets import ArrayExamples, Examples
-from flwr_safedshb.privacy.map_dataset import ItemExamples
+from flwr_safedshb.privacy.datasets import ArrayExamples, Examples, ItemExamples
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.private_gradient import BatchSource, private_vector
 from flwr_safedshb.privacy.randomness.noise import SecureRandomness
@@ -95,7 +94,7 @@ class Timing:
 
     Attributes
     ----------
-    model, path, kind : str
+    model, isolation, kind : str
     usual : float
         Median seconds of a step without bad examples, under the same weights.
     one, half : float
@@ -105,7 +104,7 @@ class Timing:
     """
 
     model: str
-    path: str
+    isolation: str
     kind: str
     usual: float
     one: float
@@ -166,7 +165,7 @@ class _Step:
         self.seconds: list[float] = []
         self.computed: list[float] = []
         self.run()
-        self.path = self._gradients.path
+        self.isolation = self._gradients.isolation
         self.seconds.clear()
         self.computed.clear()
 
@@ -210,7 +209,7 @@ def _compare(model: str, kind: str, steps: Sequence[_Step]) -> Timing:
     one, half = (median / usual for median in bad)
     least, *others = (statistics.median(step.computed) for step in steps)
     computed = max((other / least for other in others), key=lambda r: abs(r - 1.0))
-    return Timing(model, steps[0].path, kind, usual, one, half, computed)
+    return Timing(model, steps[0].isolation, kind, usual, one, half, computed)
 
 
 @contextmanager

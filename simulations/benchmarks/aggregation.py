@@ -17,7 +17,7 @@ from rich.progress import track
 from threadpoolctl import threadpool_limits
 
 from flwr_safedshb.aggregation import SMEA, Filter
-from flwr_safedshb.aggregation.gram import gram
+from flwr_safedshb.aggregation.gram import gram_matrix
 from simulations.benchmarks import grid, growth, large
 from simulations.benchmarks.families import ALIE_DEVIATIONS, FAMILIES, HOSTILE, family
 from simulations.benchmarks.grid import PATIENT, Cell, Sample, read_certificate
@@ -155,7 +155,10 @@ def measure_filter(n: int, f: int, d: int) -> Figure:
     """Return Filter's time in Gram matrices."""
     vectors = family("alie", n, f, d, seed=4)
     clients = [[row] for row in vectors]
-    calls = {"Filter": lambda: Filter()(vectors, f), "gram": lambda: gram(clients)}
+    calls = {
+        "Filter": lambda: Filter()(vectors, f),
+        "gram": lambda: gram_matrix(clients),
+    }
     seconds = median_in_turns(calls, enough=10.0, most=3)
     return Figure(seconds["Filter"] / seconds["gram"])
 
@@ -180,7 +183,7 @@ def measure_hostile() -> tuple[Table, Figure]:
     """Measure inputs that were made to defeat the search, which its budget ends."""
     rows, certified = [], []
     for name, (vectors, f) in HOSTILE.items():
-        products = gram([[row] for row in vectors])
+        products = gram_matrix([[row] for row in vectors])
         seconds, answer = thread_seconds(lambda p=products, f=f: SMEA().weigh(p, f))  # type: ignore[misc]
         gap, kappa = read_certificate(answer)
         certified.append(math.isfinite(kappa))

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from flwr_safedshb.aggregation import SMEA, Weighing
-from flwr_safedshb.aggregation.gram import gram
+from flwr_safedshb.aggregation.gram import gram_matrix
 from flwr_safedshb.aggregation.rule import check_vectors
 from simulations.benchmarks.families import ALIE_DEVIATIONS, FAMILIES, Vectors, family
 from simulations.benchmarks.measure import (
@@ -110,7 +110,7 @@ def _make_calls(
     product = wide @ wide.T
     calls: dict[str, Callable[[], object]] = {
         "SMEA": smea,
-        "gram": lambda: gram(clients),
+        "gram": lambda: gram_matrix(clients),
         "BLAS": lambda: wide @ wide.T,
         "eigvalsh": lambda: np.linalg.eigvalsh(product),
     }

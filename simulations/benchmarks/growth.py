@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from flwr_safedshb.aggregation import Filter
-from flwr_safedshb.aggregation.gram import gram, outermost_first
+from flwr_safedshb.aggregation.gram import gram_matrix
+from flwr_safedshb.aggregation.scatter import sort_by_isolation
 from flwr_safedshb.aggregation.smea.budget import NODE, WorkBudget
 from flwr_safedshb.aggregation.smea.incumbent import find_incumbent
 from flwr_safedshb.aggregation.smea.root_cases import decompose_scatter
@@ -76,16 +77,16 @@ def _time_sizes(
 
 
 def _gram_by_n(n: int) -> Callable[[], object]:
-    return partial(gram, [[row] for row in family("isotropic", n, 1, 20_000, 0)])
+    return partial(gram_matrix, [[row] for row in family("isotropic", n, 1, 20_000, 0)])
 
 
 def _gram_by_d(d: int) -> Callable[[], object]:
-    return partial(gram, [[row] for row in family("isotropic", 50, 1, d, 0)])
+    return partial(gram_matrix, [[row] for row in family("isotropic", 50, 1, d, 0)])
 
 
 def _filter_by_n(n: int) -> Callable[[], object]:
     vectors = family("alie", n, n // 10, 2000, seed=4)
-    products = gram([[row] for row in vectors])
+    products = gram_matrix([[row] for row in vectors])
     return lambda: Filter().weigh(products, n // 10)
 
 
@@ -95,7 +96,7 @@ def count_nodes(n: int, most: int) -> Growth:
     costs = []
     for f in sizes:
         vectors = family("isotropic", n, f, 69, 0)
-        distances, _ = outermost_first(gram([[row] for row in vectors]), n - f)
+        distances, _ = sort_by_isolation(gram_matrix([[row] for row in vectors]), n - f)
         budget = WorkBudget(MAX_NODES * NODE)
         best = find_incumbent(distances, n - f, budget)
         improve_incumbent(

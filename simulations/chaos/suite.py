@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from flwr_safedshb.node.approvals import KEY, contents
-from flwr_safedshb.node.fab import built
+from flwr_safedshb.node.approvals import KEY, inspect_bundle
+from flwr_safedshb.node.flower_patches.fab import build_bundle
 from simulations.chaos.band import Band
 from simulations.chaos.faults import DISK, Fault
 from simulations.chaos.findings import Finding, examined
@@ -59,7 +59,7 @@ def trained(
         "max-epsilon": MAX_EPSILON,
         "delta": DELTA,
         "require-secure-noise": False,
-        KEY: contents(built(_APP)).hash,
+        KEY: inspect_bundle(build_bundle(_APP)).hash,
     }
     timeout = _LONG_TIMEOUT
     say("a SuperLink and its SuperNodes start, with TLS and registered keys")

@@ -8,8 +8,8 @@ from flwr_safedshb.audit import label_inference
 from flwr_safedshb.audit.candidate import Candidate, draw_candidate, float_entries
 from flwr_safedshb.audit.label_inference import LabelGuesses, infer_labels
 from flwr_safedshb.audit.zoo import layers
+from flwr_safedshb.privacy.batches import Example
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.datasets import Example
 
 LOGISTIC = layers.MODELS[0]
 
@@ -29,10 +29,10 @@ def test_labels_are_read_no_better_than_by_chance() -> None:
 
 def test_labels_are_read_where_clipping_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unclipped(ClippedGradients):
-        def consume(
+        def consume_batch(
             self, batch: Example, groups: int = 1, usable: torch.Tensor | None = None
         ) -> torch.Tensor:
-            return 1e3 * super().consume(batch, groups, usable)
+            return 1e3 * super().consume_batch(batch, groups, usable)
 
     monkeypatch.setattr(label_inference, "ClippedGradients", Unclipped)
     found = infer_labels(LOGISTIC, candidates(), 100, 1)

@@ -30,7 +30,7 @@ def test_an_honest_clipper_is_left_alone(name: str) -> None:
     result = search_sensitivity(named(name), 100, 1, make_clipper=Honest)
     assert not result.broken
     assert result.candidates >= 100
-    assert (result.path, result.raised) == ("one at a time", "")
+    assert (result.isolation, result.raised) == ("one at a time", "")
     # The search comes near the bound: it would see a clipper that lets a bit through.
     assert result.ratio > 0.99
 

@@ -18,15 +18,19 @@ from pathlib import Path
 import httpx
 from flwr.app import Message, MetricRecord, RecordDict
 
-from flwr_safedshb.flower import fleet
-from flwr_safedshb.flower.fleet import fleet_pb2, message_pb2
-from flwr_safedshb.node.flower_patches.fleet_client import packed
+from flwr_safedshb.flower.object_tree import walk_tree
+from flwr_safedshb.node.flower_patches import fleet_api
+from flwr_safedshb.node.flower_patches.fleet_api import (
+    fleet_pb2,
+    message_pb2,
+    pack_message,
+)
 from simulations.chaos.hostile.scene import Attack, Scene, counted
 from simulations.chaos.hostile.speaker import HEARTBEAT_SECONDS, Speaker, told
 from simulations.chaos.hostile.tricks import TRICKS
 from simulations.chaos.trace import note, noted_messages
 
-SERVER = fleet.SERVER
+SERVER = fleet_api.SUPERLINK
 _CONNECTIONS, _OBJECTS, _CALLS = 200, 3_002, 300
 _HELD_SECONDS = 4.0
 # Not that of the honest nodes, on whose machines it is not.
@@ -68,7 +72,7 @@ def borrow_name(scene: Scene) -> str:
 
 
 def answer_for_another(scene: Scene) -> str:
-    """Answer the message of another node, whose id somebody has told it."""
+    """Response the message of another node, whose id somebody has told it."""
     until = time.monotonic() + 2.0
     names: list[str] = []
     while not names and time.monotonic() < until:
@@ -82,7 +86,7 @@ def poison(scene: Scene) -> str:
     """Register a record that honest nodes might send, with children it has not."""
     reply = scene.reply()
     metrics = next(n for n, c in reply.objects.items() if c.startswith(b"Metric"))
-    for part, _ in fleet.walk(reply.tree):
+    for part, _ in walk_tree(reply.tree):
         if part.object_id == metrics:
             part.children.add().object_id = "f" * 64
     reply.objects["f" * 64] = b"never"
@@ -106,7 +110,7 @@ def send_many_objects(scene: Scene) -> str:
     content = RecordDict()
     for i in range(_OBJECTS - 2):
         content[str(i)] = MetricRecord({"i": i})
-    reply = packed(Message(content, reply_to=scene.asked))
+    reply = pack_message(Message(content, reply_to=scene.asked))
     return told(scene.node.announce(reply))
 
 

@@ -10,7 +10,10 @@ from pathlib import Path
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
-from flwr_safedshb.node.flower_patches.fleet_client import Packed, packed
+from flwr_safedshb.node.flower_patches.fleet_api import (
+    PackedMessage,
+    pack_message,
+)
 from simulations.chaos.hostile.speaker import Speaker
 from simulations.chaos.problem import DIMENSION, EXAMPLES
 
@@ -24,7 +27,7 @@ class Scene:
     others: list[int]
     trace: Path
 
-    def reply(self, value: float = 1.0, **changes: object) -> Packed:
+    def reply(self, value: float = 1.0, **changes: object) -> PackedMessage:
         """Return a reply with the vector of an adversary."""
         vector = np.full((DIMENSION, 1), value, np.float32)
         content = RecordDict(
@@ -33,7 +36,7 @@ class Scene:
                 "metrics": MetricRecord({"num-examples": EXAMPLES}),
             }
         )
-        return packed(Message(content, reply_to=self.asked), **changes)
+        return pack_message(Message(content, reply_to=self.asked), **changes)
 
 
 Attack = Callable[[Scene], str]

@@ -10,17 +10,18 @@ import httpx
 from flwr.app import Error, Message
 from google.protobuf.message import Message as Proto
 
-from flwr_safedshb.flower import fleet
 from flwr_safedshb.flower.compat import set_process_run
-from flwr_safedshb.flower.fleet import fleet_pb2, message_pb2
-from flwr_safedshb.node.flower_patches.fleet_client import (
+from flwr_safedshb.node.flower_patches import fleet_api
+from flwr_safedshb.node.flower_patches.fleet_api import (
     NodeProto,
-    Packed,
-    load_key,
-    packed,
-    pem,
-    received,
-    signed,
+    PackedMessage,
+    fleet_pb2,
+    load_private_key,
+    message_from_proto,
+    message_pb2,
+    pack_message,
+    public_key_pem,
+    sign_headers,
 )
 
 HEARTBEAT_SECONDS = 30.0
@@ -55,7 +56,7 @@ class Speaker:
     ) -> None:
         self.address, self.number = address, number
         self.source = (own, 0)
-        self.key = load_key(key.read_bytes())
+        self.key = load_private_key(key.read_bytes())
         self.trusted = ssl.create_default_context(cafile=str(trusted))
         self.link = self.connected()
 
@@ -89,7 +90,7 @@ class Speaker:
                 return (link or self.link).post(
                     f"/v1/fleet/{name}",
                     content=request.SerializeToString(),
-                    headers=signed(self.key),
+                    headers=sign_headers(self.key),
                 )
             except (httpx.NetworkError, httpx.RemoteProtocolError):
                 if time.monotonic() > until:
@@ -99,13 +100,13 @@ class Speaker:
     def activate(self) -> None:
         """Be a node that is there."""
         request = fleet_pb2.ActivateNodeRequest(
-            public_key=pem(self.key), heartbeat_interval=HEARTBEAT_SECONDS
+            public_key=public_key_pem(self.key), heartbeat_interval=HEARTBEAT_SECONDS
         )
         self.call("activate-node", request).raise_for_status()
 
     def beat(self, link: httpx.Client | None = None) -> httpx.Response:
         """Say that it is still there."""
-        request = fleet.CALLS["send-node-heartbeat"](
+        request = fleet_api.CALLS["send-node-heartbeat"](
             node=self.proto(), heartbeat_interval=HEARTBEAT_SECONDS
         )
         return self.call("send-node-heartbeat", request, link)
@@ -118,11 +119,13 @@ class Speaker:
         given = fleet_pb2.PullMessagesResponse.FromString(found.content)
         if not given.messages_list:
             return None
-        message = received(given.messages_list[0])
+        message = message_from_proto(given.messages_list[0])
         set_process_run(message.metadata.run_id)
         return message
 
-    def announce(self, *pushed: Packed, number: int | None = None) -> httpx.Response:
+    def announce(
+        self, *pushed: PackedMessage, number: int | None = None
+    ) -> httpx.Response:
         """Begin to push messages."""
         request = fleet_pb2.PushMessagesRequest(
             node=self.proto(number),
@@ -145,7 +148,7 @@ class Speaker:
         )
         return self.call("push-object", request)
 
-    def send(self, pushed: Packed) -> httpx.Response:
+    def send(self, pushed: PackedMessage) -> httpx.Response:
         """Push a message with all its objects; return the last answer."""
         found = self.announce(pushed)
         if found.status_code >= 400:
@@ -160,8 +163,8 @@ class Speaker:
         return found
 
     def fail(self, asked: Message) -> httpx.Response:
-        """Answer as a node whose client has crashed."""
-        return self.send(packed(Message(Error(0, "crashed"), reply_to=asked)))
+        """Response as a node whose client has crashed."""
+        return self.send(pack_message(Message(Error(0, "crashed"), reply_to=asked)))
 
 
 def told(response: httpx.Response) -> str:

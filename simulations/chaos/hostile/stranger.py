@@ -18,8 +18,12 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from flwr_safedshb.flower.fleet import fleet_pb2
-from flwr_safedshb.node.flower_patches.fleet_client import Key, pem, signed
+from flwr_safedshb.node.flower_patches.fleet_api import (
+    Key,
+    fleet_pb2,
+    public_key_pem,
+    sign_headers,
+)
 from simulations.chaos.trace import note
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -51,7 +55,7 @@ class Target:
 def request(size: int, key: Key | None = None) -> bytes:
     """Return the head of a call that is signed by a key that nobody knows."""
     headers = {"host": "gate", "content-length": str(size)}
-    headers |= signed(key or ec.generate_private_key(ec.SECP384R1()))
+    headers |= sign_headers(key or ec.generate_private_key(ec.SECP384R1()))
     lines = [f"POST {_PATH} HTTP/1.1", *(f"{k}: {v}" for k, v in headers.items())]
     return "\r\n".join([*lines, "", ""]).encode()
 
@@ -116,7 +120,9 @@ async def half_hello(target: Target) -> None:
 async def unknown_key(target: Target) -> None:
     """Ask to be let in with a key that nobody has registered."""
     key = ec.generate_private_key(ec.SECP384R1())
-    ask = fleet_pb2.ActivateNodeRequest(public_key=pem(key), heartbeat_interval=30)
+    ask = fleet_pb2.ActivateNodeRequest(
+        public_key=public_key_pem(key), heartbeat_interval=30
+    )
     body = ask.SerializeToString()
     reader, writer = await target.connect()
     head = request(len(body), key).replace(_PATH.encode(), b"/v1/fleet/activate-node")

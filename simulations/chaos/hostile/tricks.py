@@ -13,9 +13,16 @@ from contextlib import suppress
 import httpx
 from google.protobuf.message import Message as Proto
 
-from flwr_safedshb.flower import fleet
-from flwr_safedshb.flower.fleet import fab_pb2, fleet_pb2, message_pb2, run_pb2
-from flwr_safedshb.node.flower_patches.fleet_client import Packed, signed
+from flwr_safedshb.flower.object_tree import hash_object, parse_head
+from flwr_safedshb.node.flower_patches import fleet_api
+from flwr_safedshb.node.flower_patches.fleet_api import (
+    PackedMessage,
+    fab_pb2,
+    fleet_pb2,
+    message_pb2,
+    run_pb2,
+    sign_headers,
+)
 from simulations.chaos.hostile.scene import Attack, Scene, counted
 from simulations.chaos.hostile.speaker import told
 
@@ -24,18 +31,18 @@ _LINKS, _ODD, _VISITS = 12, 200, 5
 HELD_SECONDS = 4.0
 
 
-def crafted(pushed: Packed, **changes: object) -> Packed:
+def crafted(pushed: PackedMessage, **changes: object) -> PackedMessage:
     """Return a reply whose array says something else of itself, up to the root."""
     parts = dict(pushed.objects)
-    kinds = {name: fleet.head(content).kind for name, content in parts.items()}
+    kinds = {name: parse_head(content).kind for name, content in parts.items()}
     (old,) = (name for name, kind in kinds.items() if kind == "Array")
     content = parts.pop(old)
-    body = json.loads(content[fleet.head(content).body :])
+    body = json.loads(content[parse_head(content).body :])
     content = _headed(content, json.dumps({**body, **changes}).encode())
     while True:
-        new = fleet.object_id(content)
+        new = hash_object(content)
         parts[new] = content
-        above = [n for n, c in parts.items() if old in fleet.head(c).children]
+        above = [n for n, c in parts.items() if old in parse_head(c).children]
         if not above:
             break
         content = parts.pop(above[0]).replace(old.encode(), new.encode())
@@ -43,7 +50,7 @@ def crafted(pushed: Packed, **changes: object) -> Packed:
     message = message_pb2.Message()
     message.CopyFrom(pushed.message)
     message.metadata.message_id = new
-    return Packed(message, _tree(new, parts), parts)
+    return PackedMessage(message, _tree(new, parts), parts)
 
 
 def _headed(content: bytes, body: bytes) -> bytes:
@@ -52,7 +59,7 @@ def _headed(content: bytes, body: bytes) -> bytes:
 
 
 def _tree(root: str, parts: Mapping[str, bytes]) -> message_pb2.ObjectTree:
-    children = [_tree(child, parts) for child in fleet.head(parts[root]).children]
+    children = [_tree(child, parts) for child in parse_head(parts[root]).children]
     return message_pb2.ObjectTree(object_id=root, children=children)
 
 
@@ -117,7 +124,7 @@ def _connected(scene: Scene) -> socket.socket:
 def _written(scene: Scene, name: str, request: Proto) -> bytes:
     body = request.SerializeToString()
     headers = {"host": "gate", "content-length": str(len(body))}
-    headers |= signed(scene.node.key)
+    headers |= sign_headers(scene.node.key)
     lines = [f"POST /v1/fleet/{name} HTTP/1.1"]
     lines += [f"{key}: {value}" for key, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode() + bytes(body)
@@ -135,10 +142,10 @@ def send_nonsense(scene: Scene) -> str:
     ]
     said = []
     for _ in range(_ODD):
-        name = chance.choice([n for n in fleet.CALLS if n != "deactivate-node"])
+        name = chance.choice([n for n in fleet_api.CALLS if n != "deactivate-node"])
         body = chance.choice([*bodies, chance.randbytes(chance.randrange(99))])
         found = scene.node.link.post(
-            f"/v1/fleet/{name}", content=body, headers=signed(scene.node.key)
+            f"/v1/fleet/{name}", content=body, headers=sign_headers(scene.node.key)
         )
         said.append(str(found.status_code))
     return counted(said)

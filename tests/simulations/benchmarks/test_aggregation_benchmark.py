@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flwr_safedshb.aggregation import SMEA
-from flwr_safedshb.aggregation.gram import gram
+from flwr_safedshb.aggregation.gram import gram_matrix
 from simulations.benchmarks import aggregation, grid, growth, large, peers, result
 from simulations.benchmarks.aggregation import FULL, QUICK, Settings
 from simulations.benchmarks.families import (
@@ -163,7 +163,7 @@ def test_a_slow_moment_makes_no_whole_call_of_a_long_one(
 
 def test_price_knows_the_right_answer_from_a_neighbouring_one() -> None:
     x = family("isotropic", 9, 3, 40, 0)
-    subset = SMEA().weigh(gram([[row] for row in x]), 3).subset
+    subset = SMEA().weigh(gram_matrix([[row] for row in x]), 3).subset
     assert subset is not None
     best = tuple(subset.tolist())
     rng = np.random.default_rng(0)

@@ -13,12 +13,15 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from flwr_safedshb.flower import fleet
-from flwr_safedshb.node.flower_patches.fleet_client import Key, load_key, pem
-from flwr_safedshb.node.flower_patches.runtime_client import SuperNode, acquire
-from flwr_safedshb.node.gate.call import Call
+from flwr_safedshb.node.flower_patches import fleet_api
+from flwr_safedshb.node.flower_patches.fleet_api import (
+    Key,
+    load_private_key,
+    public_key_pem,
+)
+from flwr_safedshb.node.flower_patches.runtime_client import Runtime, acquire_task
+from flwr_safedshb.node.gate.http import Request, Response
 from flwr_safedshb.node.gate.limits import Limits
-from flwr_safedshb.node.gate.wire import Answer
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from simulations.chaos.hostile import insider, tricks
 from simulations.chaos.hostile.insider import ATTACKS
@@ -77,7 +80,9 @@ def test_of_an_insider_only_its_own_failure_reaches_the_superlink(
         async with place.node(OTHER) as other:
             place.superlink.waiting = {ME: [for_me], OTHER: [for_other]}
             key = key_file(tmp_path / "key", _new_key())
-            place.superlink.nodes[pem(load_key(key.read_bytes()))] = ME
+            place.superlink.nodes[
+                public_key_pem(load_private_key(key.read_bytes()))
+            ] = ME
             address = f"127.0.0.1:{place.port}"
             node = Speaker(address, tmp_path / "gate.crt", key, ME)
             await asyncio.to_thread(misbehave, node)
@@ -94,7 +99,11 @@ def test_of_an_insider_only_its_own_failure_reaches_the_superlink(
     assert (about.src_node_id, about.dst_node_id) == (ME, insider.SERVER)
     assert about.reply_to_message_id == for_me.metadata.message_id
     assert about.run_id == RUN
-    left = [fleet.caller(r) for n, r, _ in superlink.calls if n == "deactivate-node"]
+    left = [
+        fleet_api.claimed_node_id(r)
+        for n, r, _ in superlink.calls
+        if n == "deactivate-node"
+    ]
     assert {*left} <= {ME}
 
 
@@ -109,18 +118,18 @@ def test_an_insider_calls_again_over_a_new_connection(tmp_path: Path) -> None:
 
     async def visit(place: Place) -> None:
         key = key_file(tmp_path / "key", _new_key())
-        place.superlink.nodes[pem(load_key(key.read_bytes()))] = ME
+        place.superlink.nodes[public_key_pem(load_private_key(key.read_bytes()))] = ME
         address = f"127.0.0.1:{place.port}"
         node = Speaker(address, tmp_path / "gate.crt", key, ME)
         await asyncio.to_thread(node.activate)
         answered, cut = place.gate.answer, iter((True, True, False))
 
-        async def hang_up(call: Call) -> Answer:
+        async def hang_up(call: Request) -> Response:
             if next(cut):
                 raise EOFError
             return await answered(call)
 
-        place.gate.door._handler = hang_up
+        place.gate.listener._handler = hang_up
         assert (await asyncio.to_thread(node.beat)).status_code == 200
 
     names = visited(tmp_path, visit).names()
@@ -139,7 +148,7 @@ def test_nodes_are_served_while_strangers_come(kind: str, tmp_path: Path) -> Non
                 async with place.node(OTHER) as other:
                     assert not (await other.pull()).messages_list
             await strangers
-            assert place.gate.door.refusals.total() > 0
+            assert place.gate.listener.refusals.total() > 0
 
     limits = Limits(hold_seconds=0.05, poll_seconds=0.02, header_seconds=0.5)
     names = visited(tmp_path, visit, limits).names()
@@ -263,8 +272,8 @@ def _asked_as_nobody(port: int) -> str:
             os.setgroups([])
             os.setgid(NOBODY)
             os.setuid(NOBODY)
-            with SuperNode(f"127.0.0.1:{port}").tasks(b"x" * 32) as client:
-                acquire(client)
+            with Runtime(f"127.0.0.1:{port}").connect_with_secret(b"x" * 32) as client:
+                acquire_task(client)
         except httpx.HTTPStatusError:
             said = "refused"
         except Exception as error:
