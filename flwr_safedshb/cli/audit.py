@@ -23,8 +23,8 @@ import json
 from pathlib import Path
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument(
         "--suite",
         action="append",
@@ -72,7 +72,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Attack everything; 0 if all promises hold."""
     from flwr_safedshb.audit.suites import SUITES, Settings, run_audit
-    from flwr_safedshb.cli._listing import show
+    from flwr_safedshb.cli._listing import print_table
 
     settings = Settings(
         candidates=arguments.candidates,
@@ -89,6 +89,6 @@ def run(arguments: argparse.Namespace) -> int:
     for name, suite in SUITES.items():
         rows = [suite.cells(row) for row in report.rows if row.suite == name]
         if rows:
-            show(suite.title, suite.heads, rows, suite.unit)
+            print_table(suite.title, suite.heads, rows, suite.unit)
     print("all promises hold" if report.holds else "BROKEN promises: see above")
     return 0 if report.holds else 1
