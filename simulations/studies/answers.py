@@ -33,13 +33,13 @@ from flwr_safedshb.algorithm.private_evaluation import (
     aggregate_evaluation,
 )
 from flwr_safedshb.algorithm.wire import CORRECT, MOMENTUM_TAG, NOISE_STD
+from flwr_safedshb.audit.epsilon_bound import epsilon_lower_bound
 from flwr_safedshb.flower.compat import set_message_id
 from flwr_safedshb.privacy.accounting.accountant import compute_epsilon
 from flwr_safedshb.privacy.evaluation import Counts, Question, private_counts
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 from flwr_safedshb.simulation.in_process import InProcessGrid
-from simulations.audit import epsilon_lower_bound
 from simulations.results.tables import Table
 from simulations.study import Runs, Section, Study, grid
 
