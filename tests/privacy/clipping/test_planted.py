@@ -200,10 +200,10 @@ def table() -> float:
     """Look rows up often, with gradients that cancel in float64 alone."""
     g = torch.tensor([[[2.0**24], [1.0], [1.0], [-(2.0**24) - 2]]]).expand(1, 4, 5)
     worst = 0.0
-    for entries, scale, shift in itertools.product(
+    for looked_up, scale, shift in itertools.product(
         ([[1, 1, 1, 1]], [[1, 1, 0, 0]]), (1.0, 1e-6), (0.0, 1.0)
     ):
-        rows = TablePart(torch.tensor(entries), g * scale + shift, 2, slice(0, 10))
+        rows = TablePart(torch.tensor(looked_up), g * scale + shift, 2, slice(0, 10))
         found = sums.clip_and_sum([rows], (1, 1, 10), 1.0, F32)
         worst = max(worst, norm(found[0]))
     return worst
