@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from flwr_safedshb.audit.target_model import Subject
+from flwr_safedshb.audit.target_model import TargetModel
 from flwr_safedshb.audit.zoo import state
 from flwr_safedshb.audit.zoo.state import Stateful
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
@@ -43,11 +43,11 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("subject", state.STATE, ids=lambda subject: subject.name)
-def test_a_model_that_keeps_values_of_examples_is_refused(subject: Subject) -> None:
-    words = PLACES.get(subject.name, "mixes")
+@pytest.mark.parametrize("target", state.MUST_REFUSE, ids=lambda target: target.name)
+def test_a_model_that_keeps_values_of_examples_is_refused(target: TargetModel) -> None:
+    words = PLACES.get(target.name, "mixes")
     with pytest.raises(UnsupportedModelError, match=words):
-        ClippedGradients(subject.make(), subject.loss, 1.0).prepare(*batch())
+        ClippedGradients(target.make(), target.loss, 1.0).prepare(*batch())
 
 
 class CopiesItself(nn.Linear):
@@ -94,7 +94,7 @@ def test_what_an_example_writes_to_a_frozen_parameter_is_gone_after_it() -> None
 
 
 IN_PLACE: dict[str, Callable[[], nn.Module]] = {
-    **{subject.name: subject.make for subject in state.IN_PLACE},
+    **{target.name: target.make for target in state.IN_PLACE},
     "own forward": lambda: OwnForward(
         nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(6, 3))
     ),
