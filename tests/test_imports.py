@@ -254,7 +254,7 @@ SIMULATION_ROOMS: dict[str, set[str]] = {
     "benchmarks": {*_ENGINES, "engines", "command", "results"},
     "chaos": {"loopback", "command", "config"},
     "audit": {"command", "config"},
-    "walk": {*_ENGINES, "engines", "command"},
+    "call_graph": {"command"},
 }
 
 

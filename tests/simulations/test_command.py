@@ -50,7 +50,7 @@ WRONG = {
         ("--steps x", "--steps: invalid whole number value: 'x'"),
         (f"--out {FILE}", "/proc/nope"),
     ],
-    "simulations.walk": [("--nope", "unrecognized arguments: --nope")],
+    "simulations.call_graph": [("--nope", "unrecognized arguments: --nope")],
     "simulations.chaos.__main__": [
         ("--only nothing", "invalid choice: 'nothing'"),
         ("--seed -1", "--seed: -1 must be at least 0"),
