@@ -5,6 +5,7 @@ takes one clause away, and the probe beside it must return more than 1.
 """
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,9 +16,10 @@ import pytest
 import torch
 from torch import nn
 
-from flwr_safedshb.audit.candidate import entries
-from flwr_safedshb.audit.sensitivity_search import search
-from flwr_safedshb.audit.zoo import mixing, partial, plain, random, state
+from flwr_safedshb.audit.candidate import float_entries
+from flwr_safedshb.audit.sensitivity_search import search_sensitivity
+from flwr_safedshb.audit.suites import ZOO
+from flwr_safedshb.audit.zoo import state
 from flwr_safedshb.privacy.batches import Example
 from flwr_safedshb.privacy.clipping import backward as passes
 from flwr_safedshb.privacy.clipping import clipped_sum as sums
@@ -35,8 +37,7 @@ from tests.clipping import cross_entropy
 torch.set_num_threads(1)
 
 F32, F64 = torch.float32, torch.float64
-ROOMS = (plain, random, partial, mixing, state)
-SUBJECTS = {subject.name: subject for room in ROOMS for subject in room.SUBJECTS}
+MODELS = {target.name: target for target in ZOO}
 Probe = Callable[[], float]
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -87,11 +88,15 @@ def biased() -> float:
 def vanished() -> float:
     """Multiply squares that vanish in float64 by large ones."""
     worst = 0.0
-    for size in (1e-162, 1.5e-162, 5e-162):
+    for size, back, bias in itertools.product(
+        (1e-162, 1.5e-162, 5e-162, 1e-155),
+        (1e100, 1e152, 1.5e153),
+        (None, slice(4096, 4160)),
+    ):
         inputs = torch.full((1, 64), size, dtype=F64)
-        g = torch.full((1, 64), 1.5e153, dtype=F64)
-        outer = GradientPart(g, None, inputs, slice(0, 4096))
-        found = sums.clip_and_sum([outer], (1, 1, 4096), 1e-9, F64)
+        g = torch.full((1, 64), back, dtype=F64)
+        outer = GradientPart(g, bias, inputs, slice(0, 4096))
+        found = sums.clip_and_sum([outer], (1, 1, outer.size), 1e-9, F64)
         worst = max(worst, norm(found[0] * 1e9))
     return worst
 
@@ -192,12 +197,13 @@ def forget_whole(own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
 
 
 def table() -> float:
-    """Look a row up often, with gradients that cancel in float64 alone."""
+    """Look rows up often, with gradients that cancel in float64 alone."""
     g = torch.tensor([[[2.0**24], [1.0], [1.0], [-(2.0**24) - 2]]]).expand(1, 4, 5)
     worst = 0.0
-    for scale in (1.0, 1e-6):
-        every = torch.ones(1, 4, dtype=torch.int64)
-        rows = TablePart(every, g * scale + 1.0, 2, slice(0, 10))
+    for looked_up, scale, shift in itertools.product(
+        ([[1, 1, 1, 1]], [[1, 1, 0, 0]]), (1.0, 1e-6), (0.0, 1.0)
+    ):
+        rows = TablePart(torch.tensor(looked_up), g * scale + shift, 2, slice(0, 10))
         found = sums.clip_and_sum([rows], (1, 1, 10), 1.0, F32)
         worst = max(worst, norm(found[0]))
     return worst
@@ -257,10 +263,10 @@ def attack(name: str, candidates: int = 300) -> Probe:
     """Return a probe that searches, and that takes a broken promise for infinite."""
 
     def probe() -> float:
-        found = search(SUBJECTS[name], candidates, 1)
-        if found.refusal and not SUBJECTS[name].must_refuse:
+        found = search_sensitivity(MODELS[name], candidates, 1)
+        if found.refusal and not MODELS[name].must_refuse:
             return math.inf
-        return found.ratio if found.holds or found.ratio > 1.0 else math.inf
+        return found.ratio if not found.broken or found.ratio > 1.0 else math.inf
 
     return probe
 
@@ -375,9 +381,11 @@ def next_mask() -> float:
     """Draw after a step whose last example draws more than others, or less."""
     after = []
     for value in (1.0, -1.0):  # six numbers for every example, or none
-        noisy = SUBJECTS["noise where positive"].make()
+        noisy = MODELS["noise where positive"].make()
         with torch.no_grad():
-            for entry, given in zip(entries(noisy), (torch.eye(6), 0.0), strict=False):
+            for entry, given in zip(
+                float_entries(noisy), (torch.eye(6), 0.0), strict=False
+            ):
                 entry.copy_(torch.as_tensor(given))
         clipped = ClippedGradients(noisy, cross_entropy, 1.0)
         inputs, targets = torch.full((3, 6), value), torch.zeros(3, dtype=torch.int64)
