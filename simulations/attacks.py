@@ -1,8 +1,8 @@
-"""Colluders who know what the server does, and never stop looking.
+"""Attacks of the studies: a sleeper, and colluders who know what the server does.
 
-`Strongest` looks along rays, on which all colluders go the same way. These go on from
-what it finds, each of them freely, by an evolution strategy that remembers over the
-steps where it was: momentums change little from one to the next.
+`Strongest` looks along rays, on which all colluders go the same way. The tireless go on
+from what it finds, each of them freely, by an evolution strategy that remembers over
+the steps where it was: momentums change little from one to the next.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation.rule import FloatArray
-from flwr_safedshb.attacks import Strongest
+from flwr_safedshb.attacks import Attack, Strongest
 from flwr_safedshb.attacks.base import Aggregate
 from flwr_safedshb.attacks.candidates import Candidates, check_finite, measure_damage
 from flwr_safedshb.attacks.line_search import Rays
@@ -27,6 +27,38 @@ GENERATIONS, CHILDREN = 5, 24
 # How far the first children go, in units of the honest vectors' deviations, and which
 # part of their coordinates moves.
 STEP, MOVED = 0.3, 0.4
+
+
+@dataclass(frozen=True)
+class Sleeper(Attack):
+    """Send what honest clients send for some rounds, and then another attack.
+
+    A run that returns the mean of its last models forgets what was done to the earlier
+    ones. So these spend nothing of the trust that a rule may have in them before.
+
+    Attributes
+    ----------
+    asleep : int
+        Rounds.
+    awake : Attack
+    """
+
+    asleep: int
+    awake: Attack
+    _rounds: list[None] = field(default_factory=list, compare=False, repr=False)
+
+    def craft_vectors(
+        self,
+        honest: FloatArray,
+        f: int,
+        rng: np.random.Generator,
+        aggregate: Aggregate,
+    ) -> FloatArray:
+        """Return copies of honest vectors, or what the other attack returns."""
+        self._rounds.append(None)
+        if len(self._rounds) <= self.asleep:
+            return honest[np.arange(f) % len(honest)]
+        return self.awake.craft_vectors(honest, f, rng, aggregate)
 
 
 @dataclass

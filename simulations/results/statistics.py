@@ -1,38 +1,22 @@
-"""What runs that differ in their seed alone show: curves, accuracies, losses."""
+"""Statistics of runs that differ in their seed alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulations.results import plots
 from simulations.results.plots import Curve
 from simulations.results.schema import RunRecord
 
-ATTACK_WORDS = {
-    "alie": "ALIE",
-    "foe": "FOE",
-    "sign-flip": "SF",
-    "label-flip": "LF",
-    "mimic": "mimic",
-    "min-max": "min-max",
-    "min-sum": "min-sum",
-    "mimic-shift": "mimic-shift",
-    "drift": "drift",
-    "strongest": "strongest",
-}
 QUANTITIES = ("accuracy", "training_loss")
-# Runs by their method, then by their seed.
-Groups = Mapping[str, Sequence[RunRecord]]
 
 
 @dataclass(frozen=True)
-class Figure:
-    """Final accuracies of one method over the seeds."""
+class MeanStd:
+    """Mean and sample standard deviation over the seeds."""
 
     mean: float
     std: float
@@ -48,6 +32,13 @@ class Figure:
         return f"{self.mean:.3f}{spread}"
 
 
+def mean_std(values: Sequence[float]) -> MeanStd:
+    """Return mean and sample standard deviation; 0 for one value."""
+    array = np.array(values)
+    std = float(array.std(ddof=min(1, len(array) - 1)))
+    return MeanStd(float(array.mean()), std, len(array))
+
+
 def curve(runs: Sequence[RunRecord], quantity: str) -> Curve:
     """Return a quantity against the step, for all seeds."""
     steps = np.asarray(runs[0]["evaluations"]["step"], dtype=np.float64)
@@ -55,12 +46,9 @@ def curve(runs: Sequence[RunRecord], quantity: str) -> Curve:
     return Curve(steps, np.asarray(values, dtype=np.float64))
 
 
-def final(runs: Sequence[RunRecord]) -> Figure:
-    """Return mean and sample standard deviation of the returned models' accuracies."""
-    last = np.array([run["returned"]["accuracy"] for run in runs])
-    return Figure(
-        float(last.mean()), float(last.std(ddof=min(1, len(last) - 1))), len(last)
-    )
+def final(runs: Sequence[RunRecord]) -> MeanStd:
+    """Return the accuracy of the models that the runs returned."""
+    return mean_std([run["returned"]["accuracy"] for run in runs])
 
 
 @dataclass(frozen=True)
@@ -98,26 +86,9 @@ def late(runs: Sequence[RunRecord], quantity: str) -> NDArray[np.float64]:
     return mean
 
 
-def draw(panels: Mapping[str, tuple[str, Groups]], together: str, folder: Path) -> None:
-    """Draw panels one by one and together, a figure for each quantity.
-
-    Parameters
-    ----------
-    panels : mapping of a file's name to a panel's title and groups
-    together : str
-        Name of the file that has all of them.
-    folder : Path
-    """
-    for quantity in QUANTITIES:
-        content = {}
-        for name, (title, groups) in panels.items():
-            content[title] = {k: curve(some, quantity) for k, some in groups.items()}
-            figure = plots.panel(content[title], quantity, title)
-            plots.save(figure, folder / f"{name}_{quantity}")
-        plots.save(plots.panels(content, quantity), folder / f"{together}_{quantity}")
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table in Markdown."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return [f"| {' | '.join(cells)} |" for cells in lines]
+def format_epsilons(runs: Sequence[RunRecord]) -> str:
+    """Return the epsilons of some runs, from the smallest to the largest."""
+    found = [run["privacy"]["epsilon"] for run in runs]
+    values = sorted(float("inf") if e is None else e for e in found)
+    words = ["∞" if e == float("inf") else f"{e:.3g}" for e in values]
+    return words[0] if words[0] == words[-1] else f"{words[0]} to {words[-1]}"
