@@ -28,14 +28,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve; 1 if the node is not fit to."""
     from flwr_safedshb.cli._listing import print_table
     from flwr_safedshb.node.doctor.machine import is_fit
-    from flwr_safedshb.node.doctor.node import examine_node
+    from flwr_safedshb.node.doctor.node import check_node
     from flwr_safedshb.node.node_file import read_node_file
     from flwr_safedshb.node.service import NodeService, set_private_umask
 
     set_private_umask()
     node = read_node_file(arguments.file)
     service = NodeService(node, arguments.insecure)
-    results = list(examine_node(node))
+    results = list(check_node(node))
     rows = [(r.name, r.verdict, r.finding) for r in results]
     print_table(f"Node {arguments.file}", ("check", "verdict", "finding"), rows)
     if service.approvals.hashes is None:

@@ -166,7 +166,10 @@ class FaultTolerantGrid(WrappedGrid):
         except (httpx.HTTPStatusError, ObjectPushError, ValueError) as error:
             node = message.metadata.dst_node_id
             log(
-                WARNING, "Node %d could not be sent its message: %s", node, _name(error)
+                WARNING,
+                "Node %d could not be sent its message: %s",
+                node,
+                _type_name(error),
             )
             return ""
         return message_id
@@ -267,9 +270,9 @@ class _ReplyCollector:
                 return
         elif isinstance(error, OSError | httpx.TransportError):
             raise error
-        log(WARNING, "The reply of node %d cannot be read: %s", node, _name(error))
+        log(WARNING, "The reply of node %d cannot be read: %s", node, _type_name(error))
         self.waiting.pop(message_id, None)
 
 
-def _name(error: Exception) -> str:
+def _type_name(error: Exception) -> str:
     return type(error).__name__
