@@ -1,6 +1,6 @@
 """Be a node: check it, say what it accepts, and serve the federation until stopped.
 
-The node's file says everything: its examples, its ledger, its floor, the apps it runs,
+The node's file says everything: its examples, its ledger, its policy, the apps it runs,
 and in [supernode] where the federation is. A SuperLink that is away is waited for.
 
   safedshb node node.toml          until Ctrl-C or SIGTERM
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     if service.approvals.hashes is None:
         print(
             "OPERATORS ARE TRUSTED WITH CODE: approved-apps is not set, so this node "
-            "runs whatever app a run brings,\nand no floor or ledger holds against "
+            "runs whatever app a run brings,\nand no policy or ledger holds against "
             "code. `safedshb approve` writes the list.",
             flush=True,
         )
