@@ -308,3 +308,31 @@ def test_who_comes_too_fast_is_reset_and_nodes_come_in(
             assert all([await come(place, "127.0.0.1") for _ in range(20)])
 
     visited(tmp_path, visit, limits)
+
+
+def test_bodies_of_one_node_wait_for_its_quota(tmp_path: Path) -> None:
+    """A node that holds one large body is not read another; others are."""
+    limits = Limits(hold_seconds=0.05, node_buffered_bytes=3 * 2**20)
+
+    async def begin(place: Place, node: Node) -> asyncio.StreamWriter:
+        """Announce two megabytes, and send all but the last byte."""
+        lines = ["POST /v1/fleet/push-object HTTP/1.1", "host: g"]
+        lines += [f"content-length: {2 * 2**20}"]
+        lines += [f"{k}: {v}" for k, v in sign_headers(node.key).items()]
+        _, writer = await place.connect()
+        writer.write("\r\n".join([*lines, "", ""]).encode() + bytes(2 * 2**20 - 1))
+        return writer
+
+    async def visit(place: Place) -> None:
+        quota = place.gate._bodies
+        async with place.node(6) as hostile, place.node(5) as node:
+            writers = [await begin(place, hostile) for _ in range(3)]
+            while not quota._waiting:
+                await asyncio.sleep(0.01)
+            assert [*quota._held.values()] == [2 * 2**20]
+            found = await node.call("send-node-heartbeat", beat(node))
+            assert found.status_code == 200
+            for writer in writers:
+                writer.close()
+
+    visited(tmp_path, visit, limits)
