@@ -153,7 +153,7 @@ def forecast(spec: FederationSpec) -> Forecast:
         plan,
         epsilon,
         kappa,
-        theory.lower_bound(n, f, spec.m, d, epsilon, spread, spec.clip_norm),
+        theory.lower_bound(_describe_problem(spec, epsilon)),
         theory.mean_estimation_bound(*step),
         noise,
         theory.noise_spread(n - f, d, noise)[1],
@@ -263,18 +263,19 @@ def _trilemma_to_json(found: theory.Trilemma) -> dict[str, object]:
 
 def find_violations(now: Forecast) -> list[str]:
     """Return what the lower bound's theorem assumes and the federation lacks."""
-    return list(theory.lower_bound_violations(*_assumptions(now)))
+    problem = _describe_problem(now.spec, now.epsilon)
+    return list(theory.lower_bound_violations(problem))
 
 
 def violations_by_term(now: Forecast) -> dict[theory.Term, tuple[str, ...]]:
     """Return, for each term of the lower bound, what its own proof lacks."""
-    return theory.term_violations(*_assumptions(now))
+    return theory.term_violations(_describe_problem(now.spec, now.epsilon))
 
 
-def _assumptions(now: Forecast) -> tuple[int, int, int, float, float, float, float]:
-    spec = now.spec
-    privacy = (spec.m, now.epsilon, spec.delta)
-    return (spec.n, spec.f, *privacy, spec.heterogeneity, spec.clip_norm)
+def _describe_problem(spec: FederationSpec, epsilon: float) -> theory.MeanEstimation:
+    sizes = (spec.n, spec.f, spec.m, spec.d)
+    privacy = (epsilon, spec.delta)
+    return theory.MeanEstimation(*sizes, *privacy, spec.heterogeneity, spec.clip_norm)
 
 
 @dataclass(frozen=True)
