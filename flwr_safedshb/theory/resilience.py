@@ -24,9 +24,8 @@ from flwr_safedshb.theory.checks import (
     check_not_negative,
     check_positive,
 )
-from flwr_safedshb.theory.robustness import check_num_malicious
 from flwr_safedshb.theory.trilemma import Trilemma
-from flwr_safedshb.theory.variance import noise_spread
+from flwr_safedshb.theory.variance import count_honest, noise_spread
 
 MARGIN = 3.6
 
@@ -61,21 +60,9 @@ def mean_estimation_bound(
     The same holds for momentums with a constant beta at a model that stays where it is,
     with s of `noise_in_momentum` and sigma_b^2 smaller by the same factor. How far the
     momentum lags behind a model that moves is not in it.
-
-    Parameters
-    ----------
-    n, f, d : int
-        Clients, adversaries among them, dimension.
-    noise_std : float
-        s: sigma_DP for a single gradient.
-    kappa : float
-        Spectral constant of the rule.
-    heterogeneity : float
-        Gcov, or G.
-    batch_variance : float
-        sigma_b^2; 0 where batches are all of the examples.
     """
-    honest = _count_honest(n, f, d, noise_std, kappa, heterogeneity, batch_variance)
+    check_not_negative(heterogeneity=heterogeneity)
+    honest = count_honest(n, f, d, batch_variance, noise_std, kappa)
     root = math.sqrt(kappa)
     return Trilemma(
         privacy=(1.0 + root) ** 2 * d * noise_std**2 / honest,
@@ -108,9 +95,9 @@ def stopping_radius(
     where ||grad L|| > r, even without adversaries. Within r nothing is proven, and
     adversaries who use all of kappa do stop progress: within about a third of r even
     where honest clients differ by noise alone (measured, see docs/trilemma.md).
-    Parameters as in `mean_estimation_bound`.
     """
-    honest = _count_honest(n, f, d, noise_std, kappa, heterogeneity, batch_variance)
+    check_not_negative(heterogeneity=heterogeneity)
+    honest = count_honest(n, f, d, batch_variance, noise_std, kappa)
     noise = math.sqrt(noise_spread(honest, d, noise_std)[1])
     return math.sqrt(kappa) * (heterogeneity + noise + math.sqrt(batch_variance))
 
@@ -118,14 +105,8 @@ def stopping_radius(
 def swing_factor(momentum: float, learning_rate: float, smoothness: float) -> float:
     """Return max(1, Q) = max(1, sqrt(gamma L/(1 - beta))), by how much pushes add up.
 
-    Parameters
-    ----------
-    momentum : float
-        beta, in [0, 1).
-    learning_rate : float
-        gamma, of the server.
-    smoothness : float
-        L, the curvature of the loss along its gradient; 0 if it is not known.
+    gamma is the server's, and L the curvature of the loss along its gradient, 0 if it
+    is not known.
     """
     check_not_negative(smoothness=smoothness)
     check_positive(learning_rate=learning_rate)
@@ -147,20 +128,3 @@ def withstands(radius: float, gradient: float, swing: float = 1.0) -> bool:
     """
     check_not_negative(radius=radius, gradient=gradient, swing=swing)
     return radius * swing < MARGIN * gradient
-
-
-def _count_honest(
-    n: int,
-    f: int,
-    d: int,
-    noise_std: float,
-    kappa: float,
-    heterogeneity: float,
-    batch_variance: float,
-) -> int:
-    """Check the arguments of a bound on one aggregate and return h = n - f."""
-    check_num_malicious(n, f)
-    check_positive(d=d)
-    check_not_negative(noise_std=noise_std, kappa=kappa, heterogeneity=heterogeneity)
-    check_not_negative(batch_variance=batch_variance)
-    return n - f
