@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -19,33 +19,60 @@ _DEVIATIONS = (0.02, 0.05, 0.1, 0.2)
 _SPLIT = "0" * 16
 
 
+def _option(flags: str, text: str, **default: object) -> Any:
+    """Return a field that an option of the command line sets."""
+    return field(metadata={"flags": flags.split(), "help": text}, **default)  # type: ignore[call-overload]
+
+
 @dataclass(frozen=True)
 class FederationSpec:
     """A federation as its owners describe it; one-letter names are the paper's.
 
     Either `epsilon`, to calibrate the noise to, or `noise_multiplier` is given.
-    `gradient_std` is sigma, of single examples; None stands for C, the most that
-    clipping leaves. `gradient` is the norm of the gradient at the first model; None if
-    it is not known.
     """
 
-    n: int
-    f: int
-    m: int
-    d: int
-    b: int
-    clip_norm: float
-    steps: int
-    delta: float
-    sampling: str
-    epsilon: float | None
-    noise_multiplier: float | None
-    heterogeneity: float
-    momentum: float = 0.0
-    gradient_std: float | None = None
-    gradient: float | None = None
-    learning_rate: float = 1.0
-    smoothness: float = 0.0
+    n: int = _option("-n --num-nodes", "n, clients")
+    f: int = _option(
+        "-f --num-malicious-nodes", "f, clients that may be hostile; 2f < n"
+    )
+    m: int = _option("-m --num-examples", "m, examples of each client")
+    d: int = _option("-d --dimension", "d, parameters of the model")
+    b: int = _option("-b --batch-size", "b, examples in a batch; at most m")
+    steps: int = _option("-T --steps", "T, steps of training")
+    delta: float = _option("--delta", "of the privacy guarantee")
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    sampling: str = "fixed"
+    clip_norm: float = _option("-C --clip-norm", "C (default: 1)", default=1.0)
+    heterogeneity: float = _option(
+        "-G --heterogeneity",
+        "G, root mean square distance of honest gradients from their mean (0)",
+        default=0.0,
+    )
+    momentum: float = _option(
+        "--momentum",
+        "beta, which averages the noise of many steps (0.99, the strategy's)",
+        default=0.99,
+    )
+    gradient_std: float | None = _option(
+        "--gradient-std",
+        "sigma, root mean square distance of the gradients of single examples from "
+        "their client's (C, the most that clipping leaves)",
+        default=None,
+    )
+    gradient: float | None = _option(
+        "--gradient",
+        "norm of the gradient at the first model, to say if training withstands",
+        default=None,
+    )
+    learning_rate: float = _option(
+        "--learning-rate", "gamma, of the server (1)", default=1.0
+    )
+    smoothness: float = _option(
+        "--smoothness",
+        "L, curvature of the loss along its gradient (0: pushes do not add up)",
+        default=0.0,
+    )
 
     def make_plan(self) -> PrivacyPlan:
         """Return the privacy plan, calibrated where a target epsilon is given."""
@@ -126,7 +153,7 @@ def forecast(spec: FederationSpec) -> Forecast:
         plan,
         epsilon,
         kappa,
-        theory.lower_bound(n, f, spec.m, d, epsilon, spread, spec.clip_norm),
+        theory.lower_bound(_describe_problem(spec, epsilon)),
         theory.mean_estimation_bound(*step),
         noise,
         theory.noise_spread(n - f, d, noise)[1],
@@ -236,18 +263,19 @@ def _trilemma_to_json(found: theory.Trilemma) -> dict[str, object]:
 
 def find_violations(now: Forecast) -> list[str]:
     """Return what the lower bound's theorem assumes and the federation lacks."""
-    return list(theory.lower_bound_violations(*_assumptions(now)))
+    problem = _describe_problem(now.spec, now.epsilon)
+    return list(theory.lower_bound_violations(problem))
 
 
 def violations_by_term(now: Forecast) -> dict[theory.Term, tuple[str, ...]]:
     """Return, for each term of the lower bound, what its own proof lacks."""
-    return theory.term_violations(*_assumptions(now))
+    return theory.term_violations(_describe_problem(now.spec, now.epsilon))
 
 
-def _assumptions(now: Forecast) -> tuple[int, int, int, float, float, float, float]:
-    spec = now.spec
-    privacy = (spec.m, now.epsilon, spec.delta)
-    return (spec.n, spec.f, *privacy, spec.heterogeneity, spec.clip_norm)
+def _describe_problem(spec: FederationSpec, epsilon: float) -> theory.MeanEstimation:
+    sizes = (spec.n, spec.f, spec.m, spec.d)
+    privacy = (epsilon, spec.delta)
+    return theory.MeanEstimation(*sizes, *privacy, spec.heterogeneity, spec.clip_norm)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from typing import TYPE_CHECKING
 
 from flwr_safedshb.cli._forecast import (
@@ -220,56 +220,19 @@ def _make_evaluations_table(evaluations: Sequence[EvaluationForecast]) -> Table:
     return table
 
 
-# Options, fields of `FederationSpec`, types, defaults (... if required), and help.
-_OPTIONS: tuple[tuple[str, str, type, object, str], ...] = (
-    ("-n --num-nodes", "n", int, ..., "n, clients"),
-    (
-        *("-f --num-malicious-nodes", "f", int, ...),
-        "f, clients that may be hostile; 2f < n",
-    ),
-    ("-m --num-examples", "m", int, ..., "m, examples of each client"),
-    ("-d --dimension", "d", int, ..., "d, parameters of the model"),
-    ("-b --batch-size", "b", int, ..., "b, examples in a batch; at most m"),
-    ("-T --steps", "steps", int, ..., "T, steps of training"),
-    ("-C --clip-norm", "clip_norm", float, 1.0, "C (default: 1)"),
-    ("--delta", "delta", float, ..., "of the privacy guarantee"),
-    (
-        *("-G --heterogeneity", "heterogeneity", float, 0.0),
-        "G, root mean square distance of honest gradients from their mean (0)",
-    ),
-    (
-        *("--momentum", "momentum", float, 0.99),
-        "beta, which averages the noise of many steps (0.99, the strategy's)",
-    ),
-    (
-        *("--gradient-std", "gradient_std", float, None),
-        "sigma, root mean square distance of the gradients of single examples from "
-        "their client's (C, the most that clipping leaves)",
-    ),
-    (
-        *("--gradient", "gradient", float, None),
-        "norm of the gradient at the first model, to say if training withstands",
-    ),
-    ("--learning-rate", "learning_rate", float, 1.0, "gamma, of the server (1)"),
-    (
-        *("--smoothness", "smoothness", float, 0.0),
-        "L, curvature of the loss along its gradient (0: pushes do not add up)",
-    ),
-)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    for options, field, kind, default, text in _OPTIONS:
-        is_required = default is ...
-        parser.add_argument(
-            *options.split(),
-            dest=field,
-            type=kind,
-            required=is_required,
-            default=None if is_required else default,
-            help=text,
-        )
+    for each in fields(FederationSpec):
+        if each.metadata:
+            is_required = each.default is MISSING
+            parser.add_argument(
+                *each.metadata["flags"],
+                dest=each.name,
+                type=int if each.type == "int" else float,
+                required=is_required,
+                default=None if is_required else each.default,
+                help=each.metadata["help"],
+            )
     noise = parser.add_mutually_exclusive_group(required=True)
     noise.add_argument("--epsilon", type=float, help="target that noise is made for")
     noise.add_argument(

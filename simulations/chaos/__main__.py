@@ -22,14 +22,14 @@ from simulations.chaos import band, problem
 from simulations.chaos.faults import FAULTS, Fault
 from simulations.chaos.findings import Finding
 from simulations.chaos.suite import cleared, trained
-from simulations.command import Parser, at_least, complaining, prepare_folder
+from simulations.command import Parser, at_least, prepare_folder, print_settings_errors
 from simulations.config import SettingsError
 from simulations.loopback import ROOT
 
 STEPS = 6
 
 
-@complaining
+@print_settings_errors
 def main(arguments: list[str] | None = None) -> int:
     """Run the suite; return the exit code."""
     options = _options(arguments)

@@ -147,7 +147,9 @@ def test_what_if(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_alternatives_can_all_be() -> None:
     # No f + 1 and no n - 1 where there would be no honest majority.
-    spec = FederationSpec(3, 1, 50, 4, 50, 1.0, 1, 1e-6, "poisson", None, 4.0, 0.0)
+    spec = FederationSpec(
+        3, 1, 50, 4, 50, 1, 1e-6, noise_multiplier=4.0, sampling="poisson", momentum=0.0
+    )
     changes = [change for change, _ in list_alternatives(forecast(spec))]
     assert "n = 2" not in changes
     assert "f = 2" not in changes

@@ -21,10 +21,10 @@ from flwr_safedshb.node.flower_patches.fleet_api import (
     fleet_pb2,
     message_pb2,
     run_pb2,
-    sign_headers,
 )
 from simulations.chaos.hostile.scene import Attack, Scene, counted
 from simulations.chaos.hostile.speaker import told
+from simulations.loopback.signing import sign_headers
 
 _CHUNKS, _YEARS = 60_000, 1e300
 _LINKS, _ODD, _VISITS = 12, 200, 5
