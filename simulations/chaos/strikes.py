@@ -1,7 +1,7 @@
 """How each fault is brought about, and what an operator then does about it.
 
 A strike waits in the running trial for the moment that was ordered. A repair ends what
-the strike began, so that the federation can go on.
+the strike began, so that the federation can go on. All take the trial, node and step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from flwr_safedshb.algorithm.budget import LEDGER_NAME
-from simulations.chaos.trial import Trial
+from simulations.chaos.trial import WHOLE, Trial
 
 STRANGER = "stranger"
 EXPIRED = "certificate has expired"
@@ -21,16 +21,16 @@ REFUSED = "The SuperNode has ended; it is started again"
 _CLOCK = Path(__file__).parent / "clock"
 
 
-def nothing(trial: Trial, node: int, step: int) -> None:
+def do_nothing(trial: Trial, node: int, step: int) -> None:
     """Leave it to the node."""
 
 
-def hold(trial: Trial, node: int, step: int) -> None:
+def hold_client(trial: Trial, node: int, step: int) -> None:
     """Hold the client."""
     trial.wait_held(node, step)
 
 
-def release_when_over(trial: Trial, node: int, step: int) -> None:
+def release_late(trial: Trial, node: int, step: int) -> None:
     """Let the client go once the server has gone on without it."""
     trial.wait_step(step + 1)
     trial.let_go(node, step)
@@ -45,13 +45,13 @@ def kill_node(trial: Trial, node: int, step: int) -> None:
 
 def restart_node(trial: Trial, node: int, step: int) -> None:
     """Start the node again, as systemd does."""
-    trial.start_again(node)
+    trial.restart_nodes(node)
 
 
 def fill_disk(trial: Trial, node: int, step: int) -> None:
     """Fill the disk to the last byte, and wait for what the node says."""
     trial.wait_held(node, step)
-    path = _filler(trial, node)
+    path = trial.federation.state_dir(node) / "filler"
     with suppress(OSError), path.open("wb", buffering=0) as filler:
         while True:
             filler.write(bytes(512))
@@ -61,7 +61,7 @@ def fill_disk(trial: Trial, node: int, step: int) -> None:
 
 def free_disk(trial: Trial, node: int, step: int) -> None:
     """Make room again."""
-    _filler(trial, node).unlink()
+    (trial.federation.state_dir(node) / "filler").unlink()
 
 
 def corrupt_ledger(trial: Trial, node: int, step: int) -> None:
@@ -69,7 +69,7 @@ def corrupt_ledger(trial: Trial, node: int, step: int) -> None:
     trial.wait_held(node, step)
     path = trial.federation.state_dir(node) / LEDGER_NAME
     intact = path.read_bytes()
-    _backup(trial).write_bytes(intact)
+    (trial.folder / "ledger-backup").write_bytes(intact)
     session = trial.session().encode()
     path.write_bytes(intact.replace(session, session[::-1]))
     trial.let_go(node, step)
@@ -79,27 +79,27 @@ def corrupt_ledger(trial: Trial, node: int, step: int) -> None:
 def restore_ledger(trial: Trial, node: int, step: int) -> None:
     """Put back the newest copy: nothing was released since it was made."""
     path = trial.federation.state_dir(node) / LEDGER_NAME
-    path.write_bytes(_backup(trial).read_bytes())
+    path.write_bytes((trial.folder / "ledger-backup").read_bytes())
 
 
-def hurry_clock(trial: Trial, node: int, step: int) -> None:
+def advance_clock(trial: Trial, node: int, step: int) -> None:
     """Start a killed node with a clock an hour ahead, until it is refused."""
     kill_node(trial, node, step)
     federation, name = trial.federation, f"node-{node}"
-    refused = federation.log(name, 10**9).count(REFUSED)
-    federation.start_node(node, environment=clock(3600))
-    trial.wait(lambda: federation.log(name, 10**9).count(REFUSED) > refused)
+    refused = federation.log(name, WHOLE).count(REFUSED)
+    federation.start_node(node, environment=shift_clock(3600))
+    trial.wait_log(name, REFUSED, refused + 1)
     # The gate says once a minute what it has refused.
-    trial.wait(lambda: UNSIGNED in federation.log("gate", 10**9))
+    trial.wait_log("gate", UNSIGNED)
     federation.kill(name)
 
 
-def slow_clock(trial: Trial, node: int, step: int) -> None:
+def delay_clock(trial: Trial, node: int, step: int) -> None:
     """Start the node with a clock 200 s behind; Flower allows 300."""
-    trial.start_again(node, environment=clock(-200))
+    trial.restart_nodes(node, environment=shift_clock(-200))
 
 
-def clock(seconds: int) -> Mapping[str, str]:
+def shift_clock(seconds: int) -> Mapping[str, str]:
     """Return the environment of processes whose clock is wrong by seconds."""
     return {"PYTHONPATH": str(_CLOCK), "CHAOS_CLOCK": str(seconds)}
 
@@ -111,7 +111,7 @@ def join_unregistered(trial: Trial, node: int, step: int) -> None:
     trial.wait_step(step)
     key = federation.credentials.node_key(STRANGER)
     federation.start_node(node, name=STRANGER, key=key)
-    trial.wait(lambda: REFUSED in federation.log(STRANGER, 10**9))
+    trial.wait_log(STRANGER, REFUSED)
     federation.kill(STRANGER)
 
 
@@ -143,15 +143,11 @@ def restart_superlink(trial: Trial, node: int, step: int) -> None:
 
 def expire_certificate(trial: Trial, node: int, step: int) -> None:
     """Let SuperLink and gate come back with an expired certificate: nobody calls."""
-    federation = trial.federation
     trial.wait_held(node, step)
-    federation.kill("gate")
+    trial.federation.kill("gate")
     kill_superlink(trial, node, step)
-    assert federation.credentials is not None
-    federation.credentials.renew(-1)
-    federation.start_superlink()
-    federation.start_gate()
-    trial.wait(lambda: EXPIRED in federation.log(f"node-{node}", 10**9))
+    _start_with_certificate(trial, days=-1)
+    trial.wait_log(f"node-{node}", EXPIRED)
     with suppress(RuntimeError):
         trial.submit()
         raise AssertionError("a run was submitted under an expired certificate")
@@ -162,24 +158,18 @@ def renew_certificate(trial: Trial, node: int, step: int) -> None:
 
     A SuperNode that met the expired one has stopped to work, though not its process.
     """
-    federation = trial.federation
-    assert federation.credentials is not None
-    for index in federation.node_ids:
-        federation.kill(f"node-{index}")
-    federation.kill("gate")
-    federation.kill("superlink")
-    federation.credentials.renew(365)
-    federation.start_superlink()
-    federation.start_gate()
+    nodes = trial.federation.node_ids
+    for name in (*(f"node-{index}" for index in nodes), "gate", "superlink"):
+        trial.federation.kill(name)
+    _start_with_certificate(trial, days=365)
     trial.wait_failed()
     # First the nodes: those that were killed count as there for a minute.
-    trial.start_again(*federation.node_ids)
+    trial.restart_nodes(*nodes)
     trial.submit()
 
 
-def _filler(trial: Trial, node: int) -> Path:
-    return trial.federation.state_dir(node) / "filler"
-
-
-def _backup(trial: Trial) -> Path:
-    return trial.folder / "ledger-backup"
+def _start_with_certificate(trial: Trial, days: int) -> None:
+    assert trial.federation.credentials is not None
+    trial.federation.credentials.renew(days)
+    trial.federation.start_superlink()
+    trial.federation.start_gate()

@@ -1,4 +1,4 @@
-"""The trainings under fault, one after the other on one federation."""
+"""The trainings under fault, one after the other on one federation, and what came."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 from flwr_safedshb.node.approvals import KEY, contents
 from flwr_safedshb.node.fab import built
-from simulations.chaos.band import Band
+from simulations.chaos.checks import check_all, distance, epsilon_of, find_line
 from simulations.chaos.faults import DISK, Fault
-from simulations.chaos.findings import Finding, examined
-from simulations.chaos.problem import DELTA, MAX_EPSILON, NODES
+from simulations.chaos.problem import DELTA, HONEST, HOSTILE, MAX_EPSILON, NODES
+from simulations.chaos.tolerance import Tolerance
 from simulations.chaos.trial import Trial
 from simulations.loopback import ROOT, Deployment
 
-_APP = ROOT / "simulations" / "chaos" / "flower-app"
+APP = ROOT / "simulations" / "chaos" / "flower-app"
 # A little more than the room without which `safedshb node` does not start.
 _DISK_SIZE = "80m"
 # Seconds. While nobody is silent no round lasts as long as the first; where somebody
@@ -31,12 +32,43 @@ _LONG_TIMEOUT, _ROUNDS_WAITED, _SHORT_TIMEOUT = 300.0, 3.0, 120.0
 Say = Callable[[str], None]
 
 
-def trained(
+@dataclass(frozen=True)
+class Finding:
+    """One row of the report.
+
+    Attributes
+    ----------
+    fault, name : str
+    seen : str
+        The line of the log.
+    lost_steps : int
+        Steps that a node charged for and the server could not use; the most of any
+        node for a fault of the server.
+    lost_epsilon : float
+        What they cost.
+    effect : str
+    distance : float
+        Of the final model of the run from the optimum.
+    problems : list of str
+        What does not hold and should.
+    """
+
+    fault: str
+    name: str
+    seen: str
+    lost_steps: int
+    lost_epsilon: float
+    effect: str
+    distance: float
+    problems: list[str]
+
+
+def run_trials(
     folder: Path,
     faults: Sequence[Fault],
     seed: int,
     steps: int,
-    band: Band,
+    tolerance: Tolerance,
     say: Say,
 ) -> list[Finding]:
     """Run the trainings that the faults are part of, and examine each.
@@ -48,7 +80,7 @@ def trained(
     faults : sequence of Fault
         Those of a run follow each other, by step.
     seed, steps : int
-    band : Band
+    tolerance : Tolerance
         How good models are without a fault.
     say : callable of a text
         Is told what happens.
@@ -59,29 +91,29 @@ def trained(
         "max-epsilon": MAX_EPSILON,
         "delta": DELTA,
         "require-secure-noise": False,
-        KEY: contents(built(_APP)).hash,
+        KEY: contents(built(APP)).hash,
     }
     timeout = _LONG_TIMEOUT
     say("a SuperLink and its SuperNodes start, with TLS and registered keys")
     to_fill = any(fault.key == "full-disk" for fault in faults)
     with (
         small_disk(folder / f"node-{DISK}") if to_fill else nullcontext(),
-        Deployment(folder, NODES, config, _APP) as federation,
+        Deployment(folder, NODES, config, APP) as federation,
     ):
         for run, group in itertools.groupby(faults, key=lambda fault: fault.run):
             struck = list(group)
             orders = {(f.node, f.step): f.order for f in struck if f.order is not None}
             trial = Trial(federation, folder / run, seed, steps, timeout, orders)
             begin = time.monotonic()
-            _train(trial, struck, say)
-            findings += examined(trial, struck, band)
+            _run_trial(trial, struck, say)
+            findings += examine(trial, struck, tolerance)
             if not orders:
                 per_round = (time.monotonic() - begin) / steps
                 timeout = max(_SHORT_TIMEOUT, _ROUNDS_WAITED * per_round)
     return findings
 
 
-def _train(trial: Trial, faults: Sequence[Fault], say: Say) -> None:
+def _run_trial(trial: Trial, faults: Sequence[Fault], say: Say) -> None:
     say(f"a training begins: {trial.folder.name}")
     trial.submit()
     for step, group in itertools.groupby(faults, key=lambda fault: fault.step):
@@ -95,7 +127,69 @@ def _train(trial: Trial, faults: Sequence[Fault], say: Say) -> None:
     trial.wait_end()
 
 
-def cleared(folder: Path) -> Path:
+def examine(
+    trial: Trial, faults: Sequence[Fault], tolerance: Tolerance
+) -> list[Finding]:
+    """Hold an ended trial against all that must be true after its faults."""
+    died_charged = {fault.node for fault in faults if fault.dies_charged}
+    common = check_all(trial, tolerance, died_charged)
+    findings = []
+    for fault in faults:
+        problems = list(common)
+        seen = find_line(trial, fault.log, fault.line, fault.node)
+        if seen is None:
+            problems.append(f"no line of the log of {fault.log} has {fault.line!r}")
+        effect, wrong = _check_effect(trial, fault)
+        findings.append(
+            Finding(
+                fault.key,
+                fault.name,
+                seen or "",
+                *_count_losses(trial, fault),
+                effect,
+                distance(trial),
+                problems + wrong,
+            )
+        )
+    return findings
+
+
+def _count_losses(trial: Trial, fault: Fault) -> tuple[int, float]:
+    """Return the steps lost to a fault, and their epsilon, for the worst hit node."""
+    nodes = HONEST if fault.effect == "again" else {fault.node} - {HOSTILE}
+    worst = (0, 0.0)
+    for node in nodes:
+        released, charges = trial.released(node), trial.charges(node)
+        lost = released.count(fault.step) - (fault.step in trial.used(node))
+        lost += (charges - len(released)) * fault.dies_charged
+        worst = max(worst, (lost, epsilon_of(charges) - epsilon_of(charges - lost)))
+    return worst
+
+
+def _check_effect(trial: Trial, fault: Fault) -> tuple[str, list[str]]:
+    """Say what the fault did to the training, and what is wrong with that."""
+    node, round_ = fault.node, fault.step + 1
+    match fault.effect:
+        case "no part":
+            return "no part in any round", []
+        case "again":
+            times = trial.asked(node).count(fault.step)
+            wrong = [] if times == 2 else [f"round {round_} was done {times} times"]
+            return f"round {round_} is done again", wrong
+        case "none":
+            sent, _ = trial.messages()
+            known = trial.federation.node_ids.values()
+            strangers = {message.node for message in sent}.difference(known)
+            return "none", [f"{stranger} took part" for stranger in strangers]
+    used = trial.used(node)
+    back = min((step + 1 for step in used if step > fault.step), default=None)
+    wrong = [] if back else [f"node {node} never came back"]
+    if fault.step in used:
+        wrong.append(f"node {node} was struck and not missed in round {round_}")
+    return f"round {round_} without it; back in round {back}", wrong
+
+
+def clear_folder(folder: Path) -> Path:
     """Return an empty folder; a killed run may have left a disk in it."""
     for line in Path("/proc/mounts").read_text().splitlines():
         target = Path(line.split()[1].replace("\\040", " "))
@@ -109,7 +203,7 @@ def cleared(folder: Path) -> Path:
 
 @contextmanager
 def small_disk(path: Path) -> Iterator[None]:
-    """Put a file system of a few pages at a path."""
+    """Put a small file system at a path."""
     path.mkdir(parents=True)
     options = f"size={_DISK_SIZE},mode=700"  # a node shares its folder with nobody
     mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]

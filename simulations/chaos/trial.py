@@ -13,16 +13,14 @@ from flwr_safedshb.algorithm.budget import LEDGER_NAME
 from flwr_safedshb.algorithm.checkpoint import load
 from flwr_safedshb.algorithm.progress import Progress
 from flwr_safedshb.privacy.ledger.ledger import Ledger
-from simulations.chaos.client import Order
+from simulations.chaos.app import CHECKPOINT, LOG, TRACE, Order
 from simulations.chaos.problem import Vector
-from simulations.chaos.server import CHECKPOINT, LOG, TRACE
-from simulations.chaos.trace import Received, Sent, noted_messages, noted_steps
+from simulations.chaos.trace import Received, Sent, read_entries, read_messages
 from simulations.loopback import Deployment
 
 # Far beyond what anything takes: only a hang is to end here.
 PATIENCE_SECONDS = 900.0
-
-Orders = Mapping[tuple[int, int], Order]
+WHOLE = 10**9  # characters of a log
 
 
 @dataclass
@@ -45,7 +43,7 @@ class Trial:
     seed: int
     steps: int
     timeout: float
-    orders: Orders = field(default_factory=dict)
+    orders: Mapping[tuple[int, int], Order] = field(default_factory=dict)
     run_id: str = ""
 
     def submit(self) -> None:
@@ -63,9 +61,14 @@ class Trial:
             }
         )
 
+    def wait_failed(self) -> None:
+        """Wait until Flower knows that the run has ended without success."""
+        status = self.federation.status
+        self.wait(lambda: status(self.run_id).startswith("finish"), pause=2.0)
+
     def wait_held(self, node: int, step: int) -> None:
         """Wait until the node does as ordered."""
-        self.wait(lambda: (self.folder / f"held-{node}-{step}").exists())
+        self.wait((self.folder / f"held-{node}-{step}").exists)
 
     def let_go(self, node: int, step: int) -> None:
         """Let the node go on, now and if it is asked again."""
@@ -79,7 +82,12 @@ class Trial:
         """Wait until the server has a reply of the node for a step."""
         self.wait(lambda: step in [number for number, _ in self.replies(node)])
 
-    def wait(self, condition: Callable[[], bool]) -> None:
+    def wait_log(self, name: str, words: str, times: int = 1) -> None:
+        """Wait until a process of the federation has logged words so often."""
+        log = self.federation.log
+        self.wait(lambda: log(name, WHOLE).count(words) >= times)
+
+    def wait(self, condition: Callable[[], bool], pause: float = 0.2) -> None:
         """Wait for something to happen.
 
         Raises
@@ -92,24 +100,15 @@ class Trial:
                 raise TimeoutError(
                     f"nothing happened in {PATIENCE_SECONDS:g} s:\n{self.log()[-3000:]}"
                 )
-            time.sleep(0.2)
-
-    def wait_failed(self) -> str:
-        """Wait for the run to end without success; return its status."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not (status := self.federation.status(self.run_id)).startswith("finish"):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"run {self.run_id} is {status}")
-            time.sleep(2.0)
-        return status
+            time.sleep(pause)
 
     def wait_end(self) -> None:
         """Wait for the run to end; raise if it has failed."""
         # To ask for the status costs a process; the checkpoint is cheaper to watch.
-        self.wait(lambda: self._steps_done() == self.steps)
+        self.wait(lambda: self.steps_done() == self.steps)
         self.federation.wait(self.run_id, PATIENCE_SECONDS)
 
-    def start_again(
+    def restart_nodes(
         self, *nodes: int, environment: Mapping[str, str] | None = None
     ) -> None:
         """Start nodes, and wait until they have joined.
@@ -118,14 +117,29 @@ class Trial:
         knows nothing of it, and leaves it to the SuperLink, which waits for two
         heartbeats; a node tries again.
         """
-        joined = {node: self._times_joined(node) for node in nodes}
+        log, words = self.federation.log, "SuperNode ID:"
+        joined = {node: log(f"node-{node}", WHOLE).count(words) for node in nodes}
         for node in nodes:
             self.federation.start_node(node, environment=environment)
-        self.wait(lambda: all(self._times_joined(n) > joined[n] for n in nodes))
+        for node in nodes:
+            self.wait_log(f"node-{node}", words, joined[node] + 1)
 
     def progress(self) -> Progress | None:
         """Return the newest checkpoint."""
         return load(self.folder / CHECKPOINT)
+
+    def steps_done(self) -> int:
+        """Return the number of steps in the newest checkpoint."""
+        progress = self.progress()
+        return 0 if progress is None else progress.step
+
+    def model(self) -> Vector:
+        """Return the newest model, (DIMENSION,); infinite where there is none."""
+        progress = self.progress()
+        if progress is None:
+            return np.array([np.inf])
+        (model,) = progress.arrays.to_numpy_ndarrays()
+        return np.asarray(model.reshape(-1), np.float64)
 
     def log(self) -> str:
         """Return what the server app has logged."""
@@ -134,12 +148,18 @@ class Trial:
 
     def messages(self) -> tuple[list[Sent], list[Received]]:
         """Return all that the server has sent and received."""
-        return noted_messages(self.folder / TRACE)
+        return read_messages(self.folder / TRACE)
 
     def models(self) -> dict[int, Vector]:
         """Return the model that was sent in each step."""
         sent, _ = self.messages()
         return {message.step: np.array(message.model) for message in sent}
+
+    def asked(self, node: int) -> list[int]:
+        """Return the steps that the server has asked a node for, in order."""
+        sent, _ = self.messages()
+        mine = self.federation.node_ids[node]
+        return [message.step for message in sent if message.node == mine]
 
     def replies(self, node: int) -> list[tuple[int, Received]]:
         """Return the steps and replies that the server has of a node, in order."""
@@ -150,7 +170,8 @@ class Trial:
 
     def released(self, node: int) -> list[int]:
         """Return the steps for which a node has computed a message."""
-        return noted_steps(self.folder / f"released-{node}.jsonl")
+        entries = read_entries(self.folder / f"released-{node}.jsonl")
+        return [int(entry["step"]) for entry in entries]
 
     def used(self, node: int) -> list[int]:
         """Return the steps in which the server had the node's momentum."""
@@ -164,10 +185,3 @@ class Trial:
         """Return how many steps of this run the node's ledger holds."""
         with Ledger(self.federation.state_dir(node) / LEDGER_NAME) as ledger:
             return sum(c.steps for c in ledger.charges() if c.run == self.session())
-
-    def _times_joined(self, node: int) -> int:
-        return self.federation.log(f"node-{node}", 10**9).count("SuperNode ID:")
-
-    def _steps_done(self) -> int:
-        progress = self.progress()
-        return 0 if progress is None else progress.step

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from flwr_safedshb.flower.fleet import fleet_pb2
 from flwr_safedshb.node.flower_patches.fleet_client import Key, pem, signed
-from simulations.chaos.trace import note
+from simulations.chaos.trace import append_entry
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 # Connections that are held at a time, and bodies.
@@ -183,7 +183,7 @@ async def wait_and_attack(
 ) -> None:
     """Let calls be timed without the attack first, and then with it."""
     await asyncio.sleep(seconds)
-    note(output, {"begin": time.monotonic()})
+    append_entry(output, {"begin": time.monotonic()})
     await attack(kind, address, seconds, trusted)
 
 

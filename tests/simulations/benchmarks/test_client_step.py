@@ -135,8 +135,5 @@ def test_the_deployed_step_charges_and_keeps(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_momentum_is_found_after_a_kill(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert deployed.momentum_survives_kill(10**5)
+def test_a_momentum_is_found_after_a_kill(tmp_path: Path) -> None:
+    assert deployed.momentum_survives_kill(10**5, str(tmp_path))

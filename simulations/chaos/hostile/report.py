@@ -1,0 +1,203 @@
+"""What came of attacks: calls of an honest node meanwhile, a row for each attack."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from simulations.chaos.hostile.node import FleetNode
+
+# What must hold: how much slower the slowest call may be, and MiB of the gate.
+MAX_SLOWER, MAX_MEMORY = 3.0, 200.0
+_PAUSE_SECONDS = 0.1
+# Every so many calls are made over a new connection, as by a node that comes back.
+_FRESH = 4
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call: when it began, seconds it took, and MiB that the gate had then."""
+
+    time: float
+    seconds: float
+    memory: float
+    answered: bool
+
+
+class Probe:
+    """Makes calls of an honest node, as often as that is no attack.
+
+    Parameters
+    ----------
+    node : FleetNode
+        With the key of an honest node, whose calls these are.
+    gate : int
+        The process of the gate.
+    """
+
+    def __init__(self, node: FleetNode, gate: int) -> None:
+        self._node, self._gate = node, Path(f"/proc/{gate}/status")
+        self.samples: list[Sample] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        count = 0
+        while not self._over.wait(_PAUSE_SECONDS):
+            count += 1
+            begin = time.monotonic()
+            try:
+                if count % _FRESH:  # over a link that is named, it is made once
+                    response = self._node.beat(self._node.link)
+                else:
+                    with self._node.connect() as link:
+                        response = self._node.beat(link)
+                answered = response.status_code == 200
+            except httpx.HTTPError:
+                answered = False
+            seconds = time.monotonic() - begin
+            self.samples.append(Sample(begin, seconds, self._mebibytes(), answered))
+
+    def _mebibytes(self) -> float:
+        for line in self._gate.read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+        return 0.0
+
+    def between(self, begin: float, end: float) -> list[Sample]:
+        """Return the calls that were under way within a time."""
+        return [s for s in self.samples if s.time <= end and s.time + s.seconds > begin]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of one attack.
+
+    Attributes
+    ----------
+    attack, tried, seen : str
+        Its key, what it does, and what was answered.
+    lost_rounds, wasted_steps : int
+        Rounds that were skipped, and steps that honest nodes were charged and not
+        asked for.
+    slowest, slowest_before : float
+        Seconds of an honest node's slowest call meanwhile, and without an attack.
+    calls, failed_calls : int
+        How many such calls there were, and how many were not answered.
+    memory : float
+        The gate's, in MiB, at most.
+    """
+
+    attack: str
+    tried: str
+    seen: str
+    lost_rounds: int
+    wasted_steps: int
+    slowest: float
+    slowest_before: float
+    calls: int
+    failed_calls: int
+    memory: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """All attacks on one federation, and what should not have come of them.
+
+    Attributes
+    ----------
+    rows : list of Row
+    difference : float
+        Of the model from that of a run where the node was silent, at most.
+    wrong, slow : list of str
+        What was believed, charged or lost, and who waited, that should not.
+    """
+
+    rows: list[Row]
+    difference: float
+    wrong: list[str]
+    slow: list[str]
+
+
+def make_row(
+    name: str,
+    tried: str,
+    seen: str,
+    during: Sequence[Sample],
+    before: Sequence[Sample],
+    lost_rounds: int = 0,
+    wasted_steps: int = 0,
+) -> Row:
+    """Return the row of an attack, of calls during it and of calls without one."""
+    return Row(
+        name,
+        tried,
+        seen,
+        lost_rounds,
+        wasted_steps,
+        slowest=max((sample.seconds for sample in during), default=0.0),
+        slowest_before=max((sample.seconds for sample in before), default=0.0),
+        calls=len(during),
+        failed_calls=sum(not sample.answered for sample in during),
+        memory=max((sample.memory for sample in during), default=0.0),
+    )
+
+
+def check_rows(rows: Sequence[Row]) -> list[str]:
+    """Say who was kept waiting, and what took too much memory."""
+    problems = []
+    for row in rows:
+        if row.calls and row.slowest > MAX_SLOWER * row.slowest_before:
+            problems.append(
+                f"{row.attack}: a call took {row.slowest:.2f} s, and without it "
+                f"{row.slowest_before:.2f} s"
+            )
+        if row.failed_calls:
+            problems.append(f"{row.attack}: {row.failed_calls} calls failed")
+        if row.memory > MAX_MEMORY:
+            problems.append(f"{row.attack}: the gate had {row.memory:.0f} MiB")
+    return problems
+
+
+def make_markdown(rows: Sequence[Row]) -> str:
+    """Return the table of the documentation: a line for each attack, at its worst."""
+    by_attack: dict[str, list[Row]] = {}
+    for row in rows:
+        by_attack.setdefault(row.attack, []).append(row)
+    lines = [
+        "| what was tried | what was answered | rounds lost | honest steps wasted "
+        "| slowest honest call (without) | gate |",
+        "|---|---|---|---|---|---|",
+    ]
+    for group in by_attack.values():
+        first, slowest = group[0], max(group, key=lambda row: row.slowest)
+        cells = (
+            first.tried.rstrip("."),
+            first.seen or "nothing, or a refusal that is counted",
+            str(sum(row.lost_rounds for row in group)),
+            str(max(row.wasted_steps for row in group)),
+            f"{slowest.slowest:.2f} s ({slowest.slowest_before:.2f} s)",
+            f"{max(row.memory for row in group):.0f} MiB",
+        )
+        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+    return "\n".join(lines) + "\n"
