@@ -49,7 +49,9 @@ def measure_step(hidden: int, enough: float, folder: str = "") -> dict[str, floa
         "delta": 1e-5,
     }
     context = Context(1, 1, config, RecordDict(), {})
-    client = SafeDSHBClient(model, task.loss, task.data(), task.plan(), context)
+    client = SafeDSHBClient(
+        model, task.loss, task.make_data(), task.make_plan(), context
+    )
     source = client.source
     theta = [p.detach().numpy().copy() for p in model.parameters()]
     size = sum(array.size for array in theta)

@@ -20,7 +20,12 @@ from statistics import median
 
 from simulations.benchmarks.federated import FEDAVG, OURS
 from simulations.benchmarks.lower_bound import measure_lower_bound
-from simulations.benchmarks.result import Figure, Result, Table, run_benchmark
+from simulations.benchmarks.result import (
+    Measurement,
+    Result,
+    ResultTable,
+    run_benchmark,
+)
 from simulations.loopback import Deployment, free_port, toml
 from simulations.loopback.processes import Value
 
@@ -87,7 +92,7 @@ KINDS: Mapping[str, type[OurDeployment | FlowerDeployment]] = {
 
 
 @dataclass(frozen=True)
-class RoundCost:
+class FederationCost:
     """What a federation took, after its first rounds.
 
     Attributes
@@ -109,15 +114,15 @@ class RoundCost:
 
 
 @dataclass(frozen=True)
-class Row:
+class FederationRow:
     """One cell: the lower bound of a round in seconds, ours, and Flower's own."""
 
     lower_bound: float
-    ours: RoundCost
-    flower: RoundCost
+    ours: FederationCost
+    flower: FederationCost
 
 
-def measure_row(nodes: int, hidden: int, rounds: int) -> Row:
+def measure_row(nodes: int, hidden: int, rounds: int) -> FederationRow:
     """Measure the lower bound, ours, then Flower's own, on the same machine."""
     with tempfile.TemporaryDirectory(prefix="safedshb-") as scratch:
         folder = Path(scratch)
@@ -126,7 +131,7 @@ def measure_row(nodes: int, hidden: int, rounds: int) -> Row:
             measure_federation(kind, folder / name, nodes, hidden, rounds)
             for name, kind in KINDS.items()
         )
-    return Row(bound, ours, flower)
+    return FederationRow(bound, ours, flower)
 
 
 def measure_federation(
@@ -135,7 +140,7 @@ def measure_federation(
     num_nodes: int,
     hidden: int,
     rounds: int,
-) -> RoundCost:
+) -> FederationCost:
     """Run a federation with TLS and node keys, and measure it."""
     config = {"max-epsilon": 1e6, "delta": 1e-5} if kind is OurDeployment else {}
     trace = folder / "trace"
@@ -158,7 +163,7 @@ def measure_federation(
     times = [float(line) for line in trace.read_text().split()]
     lengths = [end - begin for begin, end in pairwise(times)]
     messages = num_nodes * (rounds - LOADING)
-    return RoundCost(
+    return FederationCost(
         first=lengths[0],
         round=median(lengths[LOADING:]),
         message=(after - before) / messages,
@@ -209,10 +214,10 @@ def measure(quick: bool) -> Result:
     return Result(
         tables=[_make_table(rows)],
         figures={
-            "Flower's round / ours, 4 nodes, d = 69": Figure(
+            "Flower's round / ours, 4 nodes, d = 69": Measurement(
                 first.flower.round / first.ours.round
             ),
-            "processor time of a message": Figure(first.ours.message),
+            "processor time of a message": Measurement(first.ours.message),
         },
         costs={
             "round, ours / Flower": first.ours.round / first.flower.round,
@@ -225,8 +230,8 @@ def measure(quick: bool) -> Result:
     )
 
 
-def _make_table(rows: Mapping[Cell, Row]) -> Table:
-    return Table(
+def _make_table(rows: Mapping[Cell, FederationRow]) -> ResultTable:
+    return ResultTable(
         "A round, with TLS and node keys",
         (
             *("nodes", "d", "bound", "ours", "Flower", "times"),

@@ -13,10 +13,10 @@ from flwr_safedshb.aggregation.smea.budget import NODE, WorkBudget
 from flwr_safedshb.aggregation.smea.incumbent import find_incumbent
 from flwr_safedshb.aggregation.smea.root_cases import decompose_scatter
 from flwr_safedshb.aggregation.smea.search import improve_incumbent
-from simulations.benchmarks.families import family
+from simulations.benchmarks.families import make_family
 from simulations.benchmarks.measure import fit_exponent, median_in_turns
 from simulations.benchmarks.plots import Panel
-from simulations.benchmarks.result import Figure, Table, format_short
+from simulations.benchmarks.result import Measurement, ResultTable, format_short
 
 # Points of a curve that its exponent is fitted to: the last ones, where overheads are
 # small.
@@ -76,15 +76,15 @@ def _time_sizes(
 
 
 def _gram_by_n(n: int) -> Callable[[], object]:
-    return partial(gram, [[row] for row in family("isotropic", n, 1, 20_000, 0)])
+    return partial(gram, [[row] for row in make_family("isotropic", n, 1, 20_000, 0)])
 
 
 def _gram_by_d(d: int) -> Callable[[], object]:
-    return partial(gram, [[row] for row in family("isotropic", 50, 1, d, 0)])
+    return partial(gram, [[row] for row in make_family("isotropic", 50, 1, d, 0)])
 
 
 def _filter_by_n(n: int) -> Callable[[], object]:
-    vectors = family("alie", n, n // 10, 2000, seed=4)
+    vectors = make_family("alie", n, n // 10, 2000, seed=4)
     products = gram([[row] for row in vectors])
     return lambda: Filter().weigh(products, n // 10)
 
@@ -94,7 +94,7 @@ def count_nodes(n: int, most: int) -> Growth:
     sizes = list(range(2, most + 1))
     costs = []
     for f in sizes:
-        vectors = family("isotropic", n, f, 69, 0)
+        vectors = make_family("isotropic", n, f, 69, 0)
         distances, _ = outermost_first(gram([[row] for row in vectors]), n - f)
         budget = WorkBudget(MAX_NODES * NODE)
         best = find_incumbent(distances, n - f, budget)
@@ -106,7 +106,7 @@ def count_nodes(n: int, most: int) -> Growth:
     return Growth("SMEA's nodes", "f", f"n = {n}", sizes, costs, subsets)
 
 
-def make_table(curves: Sequence[Growth]) -> Table:
+def make_table(curves: Sequence[Growth]) -> ResultTable:
     """Return the ends of every curve, and its exponent beside theory's."""
     rows = []
     for curve in curves:
@@ -125,20 +125,20 @@ def make_table(curves: Sequence[Growth]) -> Table:
                 else f"<= {format_short(curve.theory[-1])}",
             )
         )
-    return Table("Growth", ("cost of", "for", "cost", "fitted", "theory"), rows)
+    return ResultTable("Growth", ("cost of", "for", "cost", "fitted", "theory"), rows)
 
 
-def read_figures(curves: Sequence[Growth]) -> dict[str, Figure]:
+def read_figures(curves: Sequence[Growth]) -> dict[str, Measurement]:
     """Return the exponents, and the largest share of all subsets that are searched."""
     figures = {}
     for curve in curves:
         if curve.size == "f":
             shares = [c / t for c, t in zip(curve.costs, curve.theory, strict=True)]
             note = f"{shares[-1]:.1g} at the largest f"
-            figures[curve.what] = Figure(max(shares), note)
+            figures[curve.what] = Measurement(max(shares), note)
         else:
             name = f"{curve.what}: exponent of {curve.size}"
-            figures[name] = Figure(curve.exponent, curve.words)
+            figures[name] = Measurement(curve.exponent, curve.words)
     return figures
 
 

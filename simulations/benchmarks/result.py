@@ -24,10 +24,11 @@ from simulations.results.summary import table as markdown_table
 
 OUT = Path("outputs/benchmarks")
 MET, MISSED, NOT_MEASURED = "met", "MISSED", "not measured"
+THRESHOLD_HEADS = ("threshold", "measured", "bound", "verdict", "note")
 
 
 @dataclass(frozen=True)
-class Figure:
+class Measurement:
     """A number that a threshold bounds, and a note on where it comes from."""
 
     value: float
@@ -35,7 +36,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """Figures as they are printed; the first column names the row."""
 
     title: str
@@ -50,8 +51,8 @@ class Result:
 
     Attributes
     ----------
-    tables : sequence of Table
-    figures : mapping of name to Figure
+    tables : sequence of ResultTable
+    figures : mapping of name to Measurement
         Compared with the thresholds of the same names.
     costs : mapping of name to float
         The few figures that are kept from version to version; less is better in all of
@@ -62,14 +63,14 @@ class Result:
         What is drawn.
     """
 
-    tables: Sequence[Table]
-    figures: Mapping[str, Figure]
+    tables: Sequence[ResultTable]
+    figures: Mapping[str, Measurement]
     costs: Mapping[str, float]
     raw: object
     panels: Sequence[Panel] = field(default=(), repr=False)
 
 
-def compare(name: str, figures: Mapping[str, Figure]) -> Table:
+def compare_thresholds(name: str, figures: Mapping[str, Measurement]) -> ResultTable:
     """Return every threshold of a benchmark beside what was measured.
 
     Raises
@@ -89,8 +90,7 @@ def compare(name: str, figures: Mapping[str, Figure]) -> Table:
         verdict = MET if threshold.holds(figure.value) else MISSED
         measured = format_short(figure.value)
         rows.append((threshold.figure, measured, str(threshold), verdict, figure.note))
-    heads = ("threshold", "measured", "bound", "verdict", "note")
-    return Table("Thresholds", heads, rows)
+    return ResultTable("Thresholds", THRESHOLD_HEADS, rows)
 
 
 def format_short(value: float) -> str:
@@ -101,7 +101,7 @@ def format_short(value: float) -> str:
     return f"{value:.2f}" if value < 10 and value % 1 else f"{value:,.0f}"
 
 
-def markdown(title: str, tables: Sequence[Table], words: str = "") -> str:
+def format_markdown(title: str, tables: Sequence[ResultTable], words: str = "") -> str:
     """Return a section in Markdown, for the terminal and for the documentation."""
     blocks = [f"### {escape(title)}", *([words] if words else [])]
     for table in tables:
@@ -115,9 +115,9 @@ def markdown(title: str, tables: Sequence[Table], words: str = "") -> str:
     return "\n\n".join(blocks)
 
 
-def write_result(folder: Path, name: str, result: Result) -> list[Table]:
+def write_result(folder: Path, name: str, result: Result) -> list[ResultTable]:
     """Write JSON with the machine of the figures, and a PNG; return all tables."""
-    tables = [*result.tables, compare(name, result.figures)]
+    tables = [*result.tables, compare_thresholds(name, result.figures)]
     content = {
         "title": BENCHMARKS[name].title,
         "machine": machine(),
@@ -147,6 +147,6 @@ def run_benchmark(name: str, arguments: Sequence[str] | None = None) -> int:
     result: Result = module.measure(options.quick)
     tables = write_result(options.out, name, result)
     console = Console()
-    console.print(Markdown(markdown(BENCHMARKS[name].title, tables)))
+    console.print(Markdown(format_markdown(BENCHMARKS[name].title, tables)))
     console.print(f"Written: {options.out / name}.json", highlight=False)
     return 0

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from flwr_safedshb.aggregation import Rule
 from flwr_safedshb.strategy import SafeDSHB
 from simulations.benchmarks.measure import resident_kilobytes
-from simulations.benchmarks.result import Table
+from simulations.benchmarks.result import ResultTable
 from simulations.experiment import untrained
 
 Marks = list[tuple[float, int]]  # after each round: a clock, and resident kB
@@ -78,7 +78,7 @@ def summarize_rounds(name: str, nodes: int, marks: Marks) -> RoundCost:
     return RoundCost(name, nodes, len(seconds), lower, middle, upper, growth)
 
 
-def make_table(title: str, costs: Sequence[RoundCost], caption: str) -> Table:
+def make_table(title: str, costs: Sequence[RoundCost], caption: str) -> ResultTable:
     """Return a row for each kind of rounds."""
     rows = [
         (
@@ -96,4 +96,4 @@ def make_table(title: str, costs: Sequence[RoundCost], caption: str) -> Table:
         *("loop", "n", "rounds", "ms a round", "middle half", "ms a client"),
         "rounds/s",
     )
-    return Table(title, heads, rows, caption)
+    return ResultTable(title, heads, rows, caption)

@@ -13,7 +13,12 @@ import sys
 from statistics import median
 
 from simulations.benchmarks.plots import Panel
-from simulations.benchmarks.result import Figure, Result, Table, run_benchmark
+from simulations.benchmarks.result import (
+    Measurement,
+    Result,
+    ResultTable,
+    run_benchmark,
+)
 
 TORCH, READY = "torch", "client ready"
 FIRST_STEP = """
@@ -64,8 +69,8 @@ def measure(quick: bool) -> Result:
         for name, value in seconds.items()
     ]
     return Result(
-        tables=[Table("A new process", ("what it does", "s", "/ torch"), rows)],
-        figures={READY: Figure(ratio)},
+        tables=[ResultTable("A new process", ("what it does", "s", "/ torch"), rows)],
+        figures={READY: Measurement(ratio)},
         costs={f"{READY} / {TORCH}": ratio},
         raw=turns,
         panels=[

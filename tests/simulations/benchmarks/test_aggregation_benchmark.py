@@ -11,27 +11,27 @@ import pytest
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.aggregation.gram import gram
 from simulations.benchmarks import aggregation, grid, growth, large, peers, result
-from simulations.benchmarks.aggregation import FULL, QUICK, Settings
+from simulations.benchmarks.aggregation import FULL, QUICK, GridSettings
 from simulations.benchmarks.families import (
     ALIE_DEVIATIONS,
     FAMILIES,
     HOSTILE,
     Vectors,
-    family,
+    make_family,
 )
 from simulations.benchmarks.grid import (
     Cell,
-    Sample,
+    GridSample,
     count_best,
     measure_sample,
-    ratio,
+    median_ratio,
+    median_speedup,
     read_certificate,
-    speedup,
 )
 from simulations.benchmarks.growth import Growth
 from simulations.benchmarks.measure import call_alone, thread_seconds, time_in_turns
 from simulations.benchmarks.peers import Price, Subset, brute_force, measure_price
-from simulations.benchmarks.result import compare
+from simulations.benchmarks.result import compare_thresholds
 from tests.oracles import Floats, brute_force_smea
 
 T = TypeVar("T")
@@ -39,25 +39,25 @@ T = TypeVar("T")
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_repeat_and_differ_by_seed(name: str) -> None:
-    x = family(name, 9, 3, 12, seed=1)
+    x = make_family(name, 9, 3, 12, seed=1)
     assert x.shape == (9, 12)
     assert x.dtype == np.float32
-    assert x.tobytes() == family(name, 9, 3, 12, seed=1).tobytes()
-    assert not np.array_equal(x, family(name, 9, 3, 12, seed=2))
+    assert x.tobytes() == make_family(name, 9, 3, 12, seed=1).tobytes()
+    assert not np.array_equal(x, make_family(name, 9, 3, 12, seed=2))
 
 
 def test_families_hold_the_attacks_they_are_named_after() -> None:
     for seed, deviation in enumerate(ALIE_DEVIATIONS):
-        x = family("alie", 9, 3, 12, seed)
+        x = make_family("alie", 9, 3, 12, seed)
         expected = x[3:].mean(axis=0) + deviation * x[3:].std(axis=0)
         np.testing.assert_allclose(x[:3], np.tile(expected, (3, 1)), rtol=1e-5)
-    x = family("sign-flip", 9, 3, 500, 0)
+    x = make_family("sign-flip", 9, 3, 500, 0)
     np.testing.assert_allclose(x[0], -x[3:].mean(axis=0), rtol=1e-6)
     # A flipped sign is an attack only on a mean that is not near zero.
     assert np.linalg.norm(x[3:].mean(axis=0)) > 0.9 * np.sqrt(500)
-    spreads = family("heterogeneous", 200, 1, 500, 0).std(axis=1)
+    spreads = make_family("heterogeneous", 200, 1, 500, 0).std(axis=1)
     assert spreads.max() > 10 * spreads.min()
-    spreads = family("isotropic", 200, 1, 500, 0).std(axis=1)
+    spreads = make_family("isotropic", 200, 1, 500, 0).std(axis=1)
     assert spreads.max() < 1.5 * spreads.min()
 
 
@@ -136,7 +136,7 @@ class Clock:
 def test_price_of_a_sample_is_that_of_all_subsets(
     limit: float, sampled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x = family("isotropic", 20, 6, 4, 0)
+    x = make_family("isotropic", 20, 6, 4, 0)
     clock = Clock(math.comb(20, 6))
     monkeypatch.setattr(peers, "thread_seconds", clock.thread_seconds)
     best = tuple(range(14))
@@ -152,7 +152,7 @@ def test_price_of_a_sample_is_that_of_all_subsets(
 def test_a_slow_moment_makes_no_whole_call_of_a_long_one(
     slow: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x = family("isotropic", 20, 6, 4, 0)
+    x = make_family("isotropic", 20, 6, 4, 0)
     clock = Clock(math.comb(20, 6), slow)
     monkeypatch.setattr(peers, "thread_seconds", clock.thread_seconds)
     rng = np.random.default_rng(0)
@@ -162,7 +162,7 @@ def test_a_slow_moment_makes_no_whole_call_of_a_long_one(
 
 
 def test_price_knows_the_right_answer_from_a_neighbouring_one() -> None:
-    x = family("isotropic", 9, 3, 40, 0)
+    x = make_family("isotropic", 9, 3, 40, 0)
     subset = SMEA().weigh(gram([[row] for row in x]), 3).subset
     assert subset is not None
     best = tuple(subset.tolist())
@@ -178,9 +178,9 @@ def sample(
     name: str = "alie",
     gap: float = 0.0,
     prices: dict[str, Price] | None = None,
-) -> Sample:
+) -> GridSample:
     seconds = {"SMEA": smea, "gram": 1.0, "BLAS": 0.5, "eigvalsh": 1e-3}
-    return Sample(cell, name, 0, seconds, gap, 1.5, prices or {})
+    return GridSample(cell, name, 0, seconds, gap, 1.5, prices or {})
 
 
 def test_ratios_are_medians_over_inputs() -> None:
@@ -190,15 +190,15 @@ def test_ratios_are_medians_over_inputs() -> None:
         sample(cell, smea, prices={"ByzFL": p})
         for smea, p in zip((1.0, 4.0, 3.0), prices, strict=True)
     ]
-    assert ratio(group, "SMEA", "BLAS") == 6.0
-    assert speedup(group, "ByzFL") == result.Figure(10.0, "whole calls")
-    assert speedup(group, "ByzPy") is None
+    assert median_ratio(group, "SMEA", "BLAS") == 6.0
+    assert median_speedup(group, "ByzFL") == result.Measurement(10.0, "whole calls")
+    assert median_speedup(group, "ByzPy") is None
     assert count_best(group, "ByzFL") == (2, 3)
     assert count_best(group, "ByzPy") == (0, 0)
 
 
-def verdicts(figures: dict[str, result.Figure]) -> dict[str, str]:
-    rows = compare("aggregation", figures).rows
+def verdicts(figures: dict[str, result.Measurement]) -> dict[str, str]:
+    rows = compare_thresholds("aggregation", figures).rows
     return {row[0]: row[3] for row in rows if row[3] != result.NOT_MEASURED}
 
 
@@ -303,18 +303,18 @@ def test_search_visits_less_than_all_subsets_and_says_if_not() -> None:
 
 
 def test_calls_on_many_vectors_are_held_against_their_thresholds() -> None:
-    call = large.Call("circle", "n/5", 128, 25, 1.0, 0.1, 9.0, true=True)
-    later = large.Call("circle", "n/5", 200, 40, 2.0, 0.3, 9.0, true=True)
+    call = large.LargeCall("circle", "n/5", 128, 25, 1.0, 0.1, 9.0, true=True)
+    later = large.LargeCall("circle", "n/5", 200, 40, 2.0, 0.3, 9.0, true=True)
     good = [call, call, later, call]
     assert [row[:2] for row in large.make_table(good).rows] == [("circle", "n/5")]
     assert {*verdicts(large.read_figures(good)).values()} == {"met"}
-    slow = large.Call("circle", "n/5", 200, 40, 2.1, 0.33, 9.0, true=False)
+    slow = large.LargeCall("circle", "n/5", 200, 40, 2.1, 0.33, 9.0, true=False)
     bad = verdicts(large.read_figures([call, call, slow, call]))
     assert {*bad.values()} == {"MISSED"}
 
 
 def test_a_certificate_that_is_false_is_seen() -> None:
-    x = family("isotropic", 12, 2, 20, 0).astype(np.float64)
+    x = make_family("isotropic", 12, 2, 20, 0).astype(np.float64)
     answer = SMEA().weigh(x @ x.T, 2)
     gap, kappa = read_certificate(answer)
     assert large.is_true(x @ x.T, answer, gap, kappa)
@@ -326,7 +326,7 @@ def test_a_certificate_that_is_false_is_seen() -> None:
 def test_tiny_run_prints_a_table_and_writes_its_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny = Settings(((5, 2, 8), (7, 3, 8)), 2, peer_limit=2.0, whole=False)
+    tiny = GridSettings(((5, 2, 8), (7, 3, 8)), 2, peer_limit=2.0, whole=False)
     monkeypatch.setattr(aggregation, "QUICK", tiny)
     monkeypatch.setattr(aggregation, "load_peers", lambda: {"brute force": brute_force})
     monkeypatch.setenv("COLUMNS", "160")
