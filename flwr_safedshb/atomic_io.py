@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and folders that are their owner's alone.
+"""Write files whole or not at all, and make folders that only their owner can use.
 
 Neither depends on the umask: who starts a program does not decide who may read or
 change what it keeps.
@@ -18,13 +18,13 @@ from typing import BinaryIO
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Put what `write` writes in the place of `path`; on disk when this returns.
+    """Replace `path` by what `write` writes; on disk when this returns.
 
     Parameters
     ----------
     path : Path
-        Its directory is made if it is not there, for nobody else to write to. The file
-        is its owner's alone.
+        Only its owner can read it. A missing folder is made, and only its owner can
+        write to it.
     write : callable of a binary file
         If it raises, `path` is left as it was.
     """
@@ -40,15 +40,20 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
         with suppress(FileNotFoundError):
             os.unlink(name)
         raise
-    directory = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on disk."""
+    folder = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(folder)
     finally:
-        os.close(directory)
+        os.close(folder)
 
 
 def make_private_folder(path: Path) -> Path:
-    """Make a folder that is this user's alone, or check that one is.
+    """Make a folder that only this user can change, or check an existing one.
 
     Raises
     ------
@@ -84,7 +89,7 @@ def make_private_folder(path: Path) -> Path:
 
 
 def _is_shared(group: int) -> bool:
-    """Say whether a group has others than this user and root, or may have."""
+    """Return True unless a group has no members but this user and root."""
     try:
         names = {*grp.getgrgid(group).gr_mem}
     except KeyError:
@@ -95,7 +100,7 @@ def _is_shared(group: int) -> bool:
 
 
 def _make_folder(path: Path, mode: int) -> None:
-    """Make a folder and those above it that are missing, with a mode."""
+    """Make a folder and its missing parents with a mode, whatever the umask."""
     if path.is_dir():
         return
     if path.parent != path:

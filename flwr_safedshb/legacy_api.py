@@ -33,9 +33,9 @@ from flwr.common import (
 from flwr.server import ClientManager
 from flwr.server.strategy import Strategy
 
-from flwr_safedshb.algorithm.participation import warn_of_strangers
-from flwr_safedshb.algorithm.resumable import StopRun
-from flwr_safedshb.algorithm.settings import check_initial
+from flwr_safedshb.algorithm.participation import warn_of_open_network
+from flwr_safedshb.algorithm.run import StopRun
+from flwr_safedshb.algorithm.settings import check_initial_arrays
 from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
 from flwr_safedshb.flower.compat import (
     NUMPY,
@@ -89,7 +89,9 @@ class ClassicStrategy(Strategy):
                 f"strategy is a {type(strategy).__name__}; give a SafeDSHB, as in "
                 "ClassicStrategy(SafeDSHB(...), initial)"
             )
-        if num_rounds is None and (strategy.checkpoint or strategy.output != "last"):
+        if num_rounds is None and (
+            strategy.settings.checkpoint or strategy.settings.output != "last"
+        ):
             raise ValueError(
                 "a checkpoint, or an output other than 'last', needs num_rounds here: "
                 "say that of the ServerConfig"
@@ -98,21 +100,24 @@ class ClassicStrategy(Strategy):
         self.num_rounds = num_rounds
         self.evaluate_fn = evaluate_fn
         self.fit_config, self.evaluate_config = on_fit_config_fn, on_evaluate_config_fn
-        self._arrays = _record(initial) if isinstance(initial, Parameters) else initial
-        check_initial(self._arrays)
+        self._arrays = (
+            _to_record(initial) if isinstance(initial, Parameters) else initial
+        )
+        check_initial_arrays(self._arrays)
         self._first, self._ended = True, False
-        self._progress = None
         if num_rounds is not None:
-            # What configs will say is not known, and no part of what makes the run.
-            self._progress = strategy.begin(self._arrays, num_rounds, _TIMEOUT)
-            self._arrays = self._progress.arrays
-        self._left = None if num_rounds is None else num_rounds - strategy.rounds_done
+            # What later configs contain is unknown, and does not identify the run.
+            progress = strategy.run.begin(self._arrays, num_rounds, _TIMEOUT)
+            self._arrays = progress.arrays
+        self._left = (
+            None if num_rounds is None else num_rounds - strategy.run.rounds_done
+        )
         self._asked: dict[str, Message] = {}
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """Return the initial model, or that of the checkpoint."""
         self.strategy.summary()
-        return _parameters(self._arrays)
+        return _to_parameters(self._arrays)
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -121,7 +126,7 @@ class ClassicStrategy(Strategy):
         if self._ended or (self._left is not None and server_round > self._left):
             return []
         grid = ClientManagerGrid(client_manager)
-        config = _told(self.fit_config, server_round)
+        config = _make_config(self.fit_config, server_round)
         try:
             messages = self.strategy.configure_train(
                 server_round, self._arrays, config, grid
@@ -130,16 +135,19 @@ class ClassicStrategy(Strategy):
             self._end()
             return []
         behind = find_grid(client_manager)
-        if self._first and behind is not None and self.strategy.num_malicious_nodes:
-            f = self.strategy.num_malicious_nodes
-            warn_of_strangers(behind, f, self.strategy.authenticated_nodes)
+        settings = self.strategy.settings
+        if self._first and behind is not None and settings.num_malicious_nodes:
+            f = settings.num_malicious_nodes
+            warn_of_open_network(behind, f, settings.authenticated_nodes)
         self._first = False
         if not messages:
             # A server of the older kind does not aggregate a round without clients.
             self._aggregate(server_round, ())
         return [
-            (proxy, FitIns(_parameters(arrays), config))
-            for proxy, arrays, config in self._sent(messages, client_manager)
+            (proxy, FitIns(_to_parameters(arrays), config))
+            for proxy, arrays, config in self._list_instructions(
+                messages, client_manager
+            )
         ]
 
     def aggregate_fit(
@@ -149,9 +157,9 @@ class ClassicStrategy(Strategy):
         failures: Sequence[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         """Screen and aggregate what came, and take a step."""
-        contents = {proxy.cid: _momentum(result) for proxy, result in results}
-        metrics = self._aggregate(server_round, self._replies(contents, failures))
-        return _parameters(self._arrays), _scalars(metrics or {})
+        contents = {proxy.cid: _to_reply_content(result) for proxy, result in results}
+        metrics = self._aggregate(server_round, self._make_replies(contents, failures))
+        return _to_parameters(self._arrays), _to_scalars(metrics or {})
 
     def _aggregate(
         self, server_round: int, replies: Iterable[Message]
@@ -168,13 +176,15 @@ class ClassicStrategy(Strategy):
         """Ask random clients to evaluate the model, if the user asked for that."""
         if self._ended and server_round != self._left:
             return []
-        config = _told(self.evaluate_config, server_round)
+        config = _make_config(self.evaluate_config, server_round)
         messages = self.strategy.configure_evaluate(
             server_round, self._arrays, config, ClientManagerGrid(client_manager)
         )
         return [
-            (proxy, EvaluateIns(_parameters(arrays), config))
-            for proxy, arrays, config in self._sent(messages, client_manager)
+            (proxy, EvaluateIns(_to_parameters(arrays), config))
+            for proxy, arrays, config in self._list_instructions(
+                messages, client_manager
+            )
         ]
 
     def aggregate_evaluate(
@@ -186,14 +196,14 @@ class ClassicStrategy(Strategy):
         """Return the medians of what the clients report."""
         replies = {
             proxy.cid: RecordDict(
-                {"metrics": _numbers({**result.metrics, "loss": result.loss})}
+                {"metrics": _to_metrics({**result.metrics, "loss": result.loss})}
             )
             for proxy, result in results
         }
         found = self.strategy.aggregate_evaluate(
-            server_round, self._replies(replies, failures)
+            server_round, self._make_replies(replies, failures)
         )
-        metrics = _scalars(found or {})
+        metrics = _to_scalars(found or {})
         loss = metrics.pop("loss", None)
         return (None if loss is None else float(loss)), metrics
 
@@ -207,10 +217,10 @@ class ClassicStrategy(Strategy):
 
     def _end(self) -> None:
         self._ended = True
-        if self._progress is not None:
-            self._arrays = self.strategy.finish(self._progress)
+        if self.num_rounds is not None:
+            self._arrays = self.strategy.run.finish()
 
-    def _sent(
+    def _list_instructions(
         self, messages: Sequence[Message], client_manager: ClientManager
     ) -> Iterator[tuple[ClientProxy, ArrayRecord, dict[str, Scalar]]]:
         """Yield to whom which arrays and which config go, and remember the messages."""
@@ -224,7 +234,7 @@ class ClassicStrategy(Strategy):
             (config,) = message.content.config_records.values()
             yield proxies[cid], arrays, dict(config)  # type: ignore[arg-type]
 
-    def _replies(
+    def _make_replies(
         self,
         contents: Mapping[str, RecordDict],
         failures: Sequence[tuple[ClientProxy, object] | BaseException],
@@ -239,33 +249,33 @@ class ClassicStrategy(Strategy):
                 yield Message(Error(code, errors.pop(0)), reply_to=message)
 
 
-def _told(config_fn: ConfigFn | None, server_round: int) -> ConfigRecord:
+def _make_config(config_fn: ConfigFn | None, server_round: int) -> ConfigRecord:
     return ConfigRecord({**config_fn(server_round)} if config_fn else {})
 
 
-def _record(parameters: Parameters) -> ArrayRecord:
+def _to_record(parameters: Parameters) -> ArrayRecord:
     """Return arrays with numbers for names, as those of a NumPyClient have."""
     return ArrayRecord(parameters_to_ndarrays(parameters))
 
 
-def _parameters(arrays: ArrayRecord) -> Parameters:
+def _to_parameters(arrays: ArrayRecord) -> Parameters:
     return Parameters([array.data for array in arrays.values()], NUMPY)
 
 
-def _momentum(result: FitRes) -> RecordDict:
+def _to_reply_content(result: FitRes) -> RecordDict:
     """Return what a client sent, for `screening` to look at."""
     sent = result.parameters
     arrays = {
         str(i): make_array_unchecked("", (), data)
         for i, data in enumerate(sent.tensors if sent.tensor_type == NUMPY else ())
     }
-    metrics = _numbers(result.metrics)
+    metrics = _to_metrics(result.metrics)
     if MOMENTUM_TAG in result.metrics:
         metrics[MOMENTUM_TAG] = 1
     return RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
 
 
-def _numbers(metrics: Mapping[str, object]) -> MetricRecord:
+def _to_metrics(metrics: Mapping[str, object]) -> MetricRecord:
     return MetricRecord(
         {
             str(name): value
@@ -275,7 +285,7 @@ def _numbers(metrics: Mapping[str, object]) -> MetricRecord:
     )
 
 
-def _scalars(metrics: Mapping[str, object]) -> dict[str, Scalar]:
+def _to_scalars(metrics: Mapping[str, object]) -> dict[str, Scalar]:
     """Return metrics as the older API has them: lists become text."""
     return {
         name: value if isinstance(value, int | float) else str(value)

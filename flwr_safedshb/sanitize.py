@@ -1,14 +1,14 @@
-r"""Words of others: names that may be kept, and texts that are safe to show.
+r"""Text from others: which names may be kept, and how text is made safe to show.
 
 A server names its runs, and a node keeps these names for years, shows them in a
-terminal and exports them to spreadsheets. A terminal obeys some characters, and a
+terminal and exports them to spreadsheets. A terminal obeys control characters, and a
 spreadsheet takes some texts for formulas.
 
->>> [bool(PLAIN.fullmatch(name)) for name in ("run-2.b", "=1+1", "a b")]
+>>> [bool(SAFE_NAME.fullmatch(name)) for name in ("run-2.b", "=1+1", "a b")]
 [True, False, False]
->>> print(shown("red \x1b[31m"))
+>>> print(escape("red \x1b[31m"))
 red \x1b[31m
->>> cell("=1+1")
+>>> escape_cell("=1+1")
 "'=1+1"
 """
 
@@ -18,27 +18,26 @@ import re
 
 # A name of up to 64 letters, digits, dots, dashes and underscores.
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-# By what a spreadsheet tells a formula, in any script; and what some take for the end
-# of a cell.
+# What makes a text a formula, in ASCII and full width; and what may end a cell.
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _ENDS = ";|"
 
 
 def escape(text: str) -> str:
-    """Return a text on one line, with escapes for what a terminal would obey."""
-    return "".join(c if c.isprintable() else _escaped(c) for c in text)
+    """Return a text on one line, with control characters escaped."""
+    return "".join(c if c.isprintable() else _escape_character(c) for c in text)
 
 
 def escape_lines(text: str) -> str:
-    """Return a text with its lines, and escapes for all else a terminal would obey."""
+    """Return a text with its line breaks kept and other control characters escaped."""
     return "\n".join(map(escape, text.split("\n")))
 
 
 def escape_cell(text: str) -> str:
-    """Return a text for a cell of a table that no spreadsheet takes for a formula."""
+    """Return a text for a table cell that no spreadsheet takes for a formula."""
     safe = "".join(f"\\x{ord(c):02x}" if c in _ENDS else c for c in escape(text))
     return f"'{safe}" if safe.lstrip(" '\"").startswith(_FORMULA) else safe
 
 
-def _escaped(character: str) -> str:
+def _escape_character(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")

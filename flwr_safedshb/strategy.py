@@ -8,28 +8,27 @@ theta_{t+1} = theta_t - gamma_t R_t.
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+
+from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.aggregation.rule import Rule
 from flwr_safedshb.algorithm.norm_bound import NormBound
-from flwr_safedshb.algorithm.output import Output, check_output
-from flwr_safedshb.algorithm.participation import Participation
-from flwr_safedshb.algorithm.plain_evaluation import least_evaluators
-from flwr_safedshb.algorithm.private_evaluation import private_evaluations
-from flwr_safedshb.algorithm.resumable import StopWhen
-from flwr_safedshb.algorithm.round import Rounds
-from flwr_safedshb.algorithm.schedules import Schedule, rates_at
-from flwr_safedshb.algorithm.settings import (
-    check_local_steps,
-    check_numbers,
-    log_settings,
-    rule_of,
-)
+from flwr_safedshb.algorithm.output import Output
+from flwr_safedshb.algorithm.participation import warn_of_open_network
+from flwr_safedshb.algorithm.progress import EvaluateFn
+from flwr_safedshb.algorithm.run import RecordKeys, RunResult, StopRun, TrainingRun
+from flwr_safedshb.algorithm.schedules import Schedule
+from flwr_safedshb.algorithm.settings import StopWhen, StrategySettings
+from flwr_safedshb.flower.grid import FaultTolerantGrid, SimulatedGrid
 
 
-class SafeDSHB(Rounds):
+class SafeDSHB(FedAvg):
     """Safe-DSHB: private against the server, robust against f of n clients.
 
     Parameters
@@ -47,13 +46,14 @@ class SafeDSHB(Rounds):
         the mean of the last half of theta_1 .. theta_T.
     local_steps : int
         K, steps that a node takes on its own in a round, each charged. It sends the
-        mean of its K momentums, and the server takes K steps that way. Rates are those
-        of the first. Safe-DSHB is K = 1.
+        mean of its K momentums, and the server takes K steps in that direction. Rates
+        are those of the first step. Safe-DSHB is K = 1.
     evaluate_every : int, optional
-        Ask all nodes what the model is worth, after so many rounds, and at the end of
-        the one returned. Clients with a `PrivateEvaluation` answer, and are charged.
+        Let all nodes evaluate the model privately every so many rounds, and at the end
+        the model that is returned. Clients with a `PrivateEvaluation` answer, and are
+        charged.
     evaluate_max_loss, evaluate_per_class : float, bool
-        The greatest loss that counts, and whether to count by class, too.
+        Losses count up to this value; and whether to count by class, too.
     noise_std : float, optional
         sigma_DP of the clients' plan (`PrivacyPlan.noise_std`), where it is public: the
         metrics of a round then hold estimates of how far honest clients differ. Nothing
@@ -63,46 +63,48 @@ class SafeDSHB(Rounds):
         that is longer than any honest one can be then proves an adversary, and is
         excluded.
     fraction_train : float
-        Share of the nodes in a round. Below 1 the adversaries among them are bounded,
-        so that the bounds of all rounds of the run hold with probability
+        Share of the nodes in a round. Below 1 the number of adversaries among them is
+        bounded so that the bounds of all rounds of the run hold with probability
         `participation_confidence`; a share that may have no honest majority is refused.
-        A run that is given more rounds after its end may fail as often once more.
+        A run that is resumed for more rounds after its end spends that risk once more.
     fraction_evaluate : float
         Share of the nodes, drawn in each round, that evaluate the model on their own
-        data; the medians of what they report are known. That is outside the privacy
-        guarantee, so the default is none of them.
+        data without noise; the metrics hold the medians. That is outside the privacy
+        guarantee, so the default is 0.
     min_train_nodes, min_evaluate_nodes, min_available_nodes : int
-        Least numbers of nodes; by default 2f + 1, the least that f can be among.
+        Least numbers of nodes; by default 2f + 1, so that f of them are a minority.
     node_timeout : float
         Seconds to wait for `min_available_nodes` before giving up.
     give_up_after : float
-        Seconds after which a run ends if all rounds were skipped for want of nodes.
+        Seconds after which a run ends if all its rounds were skipped for lack of nodes.
     participation_confidence : float
         See `fraction_train`.
     authenticated_nodes : bool
-        Say that the SuperLink admits registered SuperNodes only, which a strategy
+        Confirm that the SuperLink admits registered SuperNodes only, which a strategy
         cannot see: where anybody may join, f means nothing.
     foreign_clients : bool
-        Take replies without the mark of a `SafeDSHBClient`, from clients of your own
-        that send momentums. Otherwise a run ends where more nodes leave it out than can
-        be adversaries: trained weights, say, are no momentums.
+        Accept replies without the tag of a `SafeDSHBClient`, from clients of your own
+        that send momentums. By default a run ends if more nodes send no tag than can be
+        adversaries: trained weights must not be taken for momentums.
     seed : int, optional
         Of the server's random choices; by default from the operating system.
     checkpoint : str or Path, optional
-        File to resume from if it is there, and to write to. It holds what made the run:
-        with other arguments, here or of `start`, it is refused; only more rounds may be
-        asked for, with output "last" and the same rates. If the first model was random
-        and is gone, give `start` the ``arrays`` of ``load_checkpoint(path)``.
+        File to write, and to resume from if it exists. It holds what identifies the
+        run: with other arguments, here or of `start`, it is refused; only more rounds
+        may be asked for, with output "last" and the same rates. If the first model was
+        random and is lost, pass the ``arrays`` of ``load_checkpoint(path)`` to `start`.
     checkpoint_every : int
-        Write it after so many rounds, and after the last.
+        Write the checkpoint every so many rounds, and after the last.
     stop_when : callable (round, metrics) -> bool, optional
-        End the run after a round whose metrics, of training and evaluation, are such.
+        End the run after a round for whose metrics, of training and evaluation, this
+        returns True.
     run_settings : mapping, optional
-        What else makes the run, such as Flower's ``context.run_config``: the checkpoint
-        holds it, too, and is refused with another.
+        Whatever else identifies the run, such as Flower's ``context.run_config``: the
+        checkpoint holds it, and is refused with another.
     arrayrecord_key, configrecord_key : str
-        Records of a message; for NumPyClients behind ``ClientApp(client_fn=...)`` use
-        ``"fitins.parameters"`` and ``"fitins.config"``.
+        Keys of the records in a message; for NumPyClients behind
+        ``ClientApp(client_fn=...)`` use ``"fitins.parameters"`` and
+        ``"fitins.config"``.
     """
 
     def __init__(
@@ -137,59 +139,122 @@ class SafeDSHB(Rounds):
         arrayrecord_key: str = "arrays",
         configrecord_key: str = "config",
     ) -> None:
-        check_output(output, stop_when is not None)
-        check_local_steps(local_steps)
-        check_numbers(
-            num_malicious_nodes, checkpoint_every, fraction_evaluate, noise_std
-        )
-        self.evaluations = private_evaluations(
-            evaluate_every, evaluate_max_loss, evaluate_per_class, fraction_evaluate
-        )
-        least = 2 * num_malicious_nodes + 1
-        self.participation = Participation(
-            num_malicious_nodes,
-            fraction_train,
-            least if min_train_nodes is None else min_train_nodes,
-            least if min_available_nodes is None else min_available_nodes,
-            participation_confidence,
-            node_timeout,
-            give_up_after,
+        self.settings = StrategySettings(
+            aggregation=SMEA() if aggregation is None else aggregation,
+            num_malicious_nodes=num_malicious_nodes,
+            server_learning_rate=server_learning_rate,
+            momentum=momentum,
+            output=output,
+            local_steps=local_steps,
+            evaluate_every=evaluate_every,
+            evaluate_max_loss=evaluate_max_loss,
+            evaluate_per_class=evaluate_per_class,
+            noise_std=noise_std,
+            norm_bound=norm_bound,
+            fraction_train=fraction_train,
+            fraction_evaluate=fraction_evaluate,
+            min_train_nodes=min_train_nodes,
+            min_evaluate_nodes=min_evaluate_nodes,
+            participation_confidence=participation_confidence,
+            foreign_clients=foreign_clients,
+            seed=seed,
+            run_settings=run_settings,
+            min_available_nodes=min_available_nodes,
+            node_timeout=node_timeout,
+            give_up_after=give_up_after,
+            authenticated_nodes=authenticated_nodes,
+            checkpoint=checkpoint,
+            checkpoint_every=checkpoint_every,
+            stop_when=stop_when,
         )
         super().__init__(
             fraction_train=fraction_train,
-            min_train_nodes=self.participation.min_train_nodes,
-            min_evaluate_nodes=least_evaluators(
-                min_evaluate_nodes, num_malicious_nodes
-            ),
-            min_available_nodes=self.participation.min_available_nodes,
             arrayrecord_key=arrayrecord_key,
             configrecord_key=configrecord_key,
         )
-        # Set afterwards: to evaluate nowhere is the default here, and no warning.
+        # Set afterwards, because FedAvg warns of 0.
         self.fraction_evaluate = fraction_evaluate
-        self.aggregation = rule_of(aggregation)
-        self.num_malicious_nodes = num_malicious_nodes
-        self.server_learning_rate = server_learning_rate
-        self.momentum = momentum
-        self.output: Output = output
-        self.local_steps = local_steps
-        self.evaluate_every = evaluate_every
-        self.evaluate_max_loss = evaluate_max_loss
-        self.evaluate_per_class = evaluate_per_class
-        self.noise_std = noise_std
-        self.norm_bound = norm_bound
-        self.authenticated_nodes = authenticated_nodes
-        self.foreign_clients = foreign_clients
-        self.seed = secrets.randbits(63) if seed is None else seed
-        self._seeded = seed is not None
-        self.participation_confidence = participation_confidence
-        self.stop_when = stop_when
-        self.run_settings = dict(run_settings or {})
-        self.checkpoint = None if checkpoint is None else Path(checkpoint)
-        self.checkpoint_every = checkpoint_every
-        # Of all steps of the running run; the first is checked at once.
-        self._rates = [rates_at(server_learning_rate, momentum, 0)]
+        keys = RecordKeys(arrayrecord_key, configrecord_key)
+        self.run = TrainingRun(self.settings, keys, type(self).__name__)
 
     def summary(self) -> None:
         """Log the settings of the strategy."""
-        log_settings(self)
+        self.settings.log_summary(self.arrayrecord_key, self.configrecord_key)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> RunResult:
+        """Run T = `num_rounds` rounds of Algorithm 1, or those that are left.
+
+        Arguments and result are those of every Flower strategy; the result also lists
+        the skipped rounds. A resumed run continues its round numbers.
+
+        Raises
+        ------
+        NothingTrainedError
+            If all rounds of the run were skipped.
+        """
+        settings, run = self.settings, self.run
+        if settings.num_malicious_nodes > 0:
+            warn_of_open_network(
+                grid, settings.num_malicious_nodes, settings.authenticated_nodes
+            )
+        configs = {"train_config": train_config, "evaluate_config": evaluate_config}
+        progress = run.begin(initial_arrays, num_rounds, timeout, **configs)
+        with suppress(StopRun):
+            super().start(
+                # A simulated Grid loses no reply because of another.
+                grid if isinstance(grid, SimulatedGrid) else FaultTolerantGrid(grid),
+                progress.arrays,
+                num_rounds - run.rounds_done,
+                timeout,
+                train_config,
+                evaluate_config,
+                evaluate_fn
+                and progress.record_evaluations(evaluate_fn, run.rounds_done),
+            )
+        return RunResult(
+            run.finish(),
+            progress.train,
+            progress.evaluate_clientapp,
+            progress.evaluate_serverapp,
+            progress.skipped_rounds,
+        )
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Send theta_t, the step and beta to this round's nodes (Alg. 1, line 2)."""
+        return self.run.plan_round(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Aggregate the momentums and take a step (Alg. 1, lines 9 and 10)."""
+        return self.run.finish_round(replies)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Send the model to the nodes that evaluate it, if the settings ask for it."""
+        return self.run.plan_evaluation(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Aggregate what nodes answered about the model; no node is trusted."""
+        return self.run.finish_evaluation(server_round, replies)
+
+    def initialize_parameters(self, client_manager: object) -> None:
+        """Refuse a server of Flower's legacy API, which calls this first."""
+        raise TypeError(
+            "ServerAppComponents needs a strategy of the older kind; say "
+            f"strategy=ClassicStrategy({type(self).__name__}(...), initial)"
+        )

@@ -61,7 +61,7 @@ def serve(overrides: str, grid: Grid) -> None:
     cfg, data = composed(overrides), federation(overrides)
     strategy = strategy_of(overrides)
     if attacked(cfg):
-        f, rule = cfg.num_malicious_nodes, strategy.aggregation
+        f, rule = cfg.num_malicious_nodes, strategy.settings.aggregation
         known = gradient_of(overrides)
         grid = AdversarialGrid(grid, attack_of(cfg), f, rule, cfg.seed, known)
     model = copy.deepcopy(untrained(overrides))

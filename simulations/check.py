@@ -66,8 +66,12 @@ def check(overrides: str) -> None:
         # All of a usual run; of a very long one its begin and its end.
         begins = range(0, cfg.steps, cfg.local_steps)
         for step in {*begins[:10_000], begins[-1]}:
-            rates_at(strategy.server_learning_rate, strategy.momentum, step)
-        strategy.aggregation(np.zeros((cfg.num_nodes, 1)), cfg.num_malicious_nodes)
+            rates_at(
+                strategy.settings.server_learning_rate, strategy.settings.momentum, step
+            )
+        strategy.settings.aggregation(
+            np.zeros((cfg.num_nodes, 1)), cfg.num_malicious_nodes
+        )
     if attacked(cfg):
         with explained("attack"):
             _try_attack(attack_of(cfg), cfg.seed)

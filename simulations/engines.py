@@ -14,7 +14,7 @@ from flwr.serverapp import ServerApp
 
 from flwr_safedshb.algorithm.checkpoint import load
 from flwr_safedshb.algorithm.progress import Progress
-from flwr_safedshb.algorithm.settings import described, differences
+from flwr_safedshb.algorithm.run_identity import describe_differences, to_json
 from flwr_safedshb.simulation.batched import BatchedGrid
 from flwr_safedshb.simulation.in_process import InProcessGrid
 from simulations.app import OVERRIDES, make_client_app, make_server_app
@@ -81,8 +81,8 @@ def checked(overrides: str, path: Path) -> Progress | None:
     if found is None:
         return None
     then = cast(dict[str, object], found.settings.get("run_settings", {}))
-    now = cast(dict[str, object], described(identity(overrides)))
-    if problem := differences(then, now):
+    now = cast(dict[str, object], to_json(identity(overrides)))
+    if problem := describe_differences(then, now):
         raise SettingsError(
             f"{path} is of another run: {problem}; use another folder, or remove it"
         )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from packaging.requirements import Requirement
 
 from flwr_safedshb.algorithm import wire
-from flwr_safedshb.algorithm.screening import Excluded, screen
+from flwr_safedshb.algorithm.screening import Excluded, screen_reply
 from flwr_safedshb.algorithm.wire import Template
 from flwr_safedshb.client import RefusedError, client_app
 from flwr_safedshb.flower.compat import set_process_run
@@ -128,7 +128,7 @@ def test_a_client_cannot_make_the_server_unpickle(kind: str) -> None:
     asked = Message(RecordDict(), dst_node_id=2, message_type="train")
     arrays = ArrayRecord({"weight": armed()[kind], "bias": Array(THETA[1])})
     reply = Message(RecordDict({"arrays": arrays}), reply_to=asked)
-    assert isinstance(screen(Template.of(model), reply), Excluded)
+    assert isinstance(screen_reply(Template.of(model), reply), Excluded)
     # Nor does Flower, where built-in strategies decode.
     with pytest.raises(ValueError, match="pickle"):
         arrays.to_numpy_ndarrays()
@@ -151,7 +151,7 @@ def test_a_reply_larger_than_the_model_is_refused_before_it_is_decoded(
     large = Array(np.zeros(10**6, np.float32))
     arrays = ArrayRecord({"weight": Array(THETA[0]), "bias": large})
     reply = Message(RecordDict({"arrays": arrays}), reply_to=asked)
-    assert screen(template, reply) == Excluded("too-large")
+    assert screen_reply(template, reply) == Excluded("too-large")
 
 
 def pins() -> dict[str, str]:

@@ -84,8 +84,10 @@ def test_where_the_last_round_is_not_known_all_state_the_cost() -> None:
         ClassicStrategy(strategy, INITIAL), older(lambda c: make(c, delta=1e-4))
     )
     assert len(models) == ROUNDS + 1
-    assert strategy._progress is not None
-    told = [metrics["stated-epsilon"] for metrics in strategy._progress.train.values()]
+    assert strategy.run.progress is not None
+    told = [
+        metrics["stated-epsilon"] for metrics in strategy.run.progress.train.values()
+    ]
     assert len(told) == ROUNDS
     assert all(before < after for before, after in itertools.pairwise(told))  # type: ignore[operator]
 

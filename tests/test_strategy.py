@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation import SMEA, Average, Filter, Krum, Median, Rule
 from flwr_safedshb.aggregation.rule import Clients
-from flwr_safedshb.algorithm.participation import malicious_bound
-from flwr_safedshb.algorithm.resumable import NothingTrainedError
+from flwr_safedshb.algorithm.participation import bound_adversaries
+from flwr_safedshb.algorithm.run import NothingTrainedError
 from flwr_safedshb.flower.grid import FaultTolerantGrid, WrappedGrid
 from flwr_safedshb.simulation.in_process import InProcessGrid
 from flwr_safedshb.strategy import SafeDSHB
@@ -433,9 +433,11 @@ def brute_bound(total: int, malicious: int, chosen: int, confidence: float) -> i
 @pytest.mark.parametrize("confidence", [0.51, 0.91, 0.991, 0.999999])
 def test_bound_on_adversaries_among_chosen_nodes(confidence: float) -> None:
     for total, malicious, chosen in itertools.product((7, 10), (0, 1, 3), (1, 4, 6)):
-        found = malicious_bound(total, malicious, chosen, confidence)
+        found = bound_adversaries(total, malicious, chosen, confidence)
         assert found == brute_bound(total, malicious, chosen, confidence)
-    assert 100 <= malicious_bound(5000, 500, 1000, confidence) < 200  # comb is > 1e308
+    assert (
+        100 <= bound_adversaries(5000, 500, 1000, confidence) < 200
+    )  # comb is > 1e308
 
 
 def test_partial_participation_states_and_uses_the_bound() -> None:
@@ -451,7 +453,7 @@ def test_partial_participation_states_and_uses_the_bound() -> None:
     result = strategy.start(federation(20, spoil), model(), 5)
     assert [len(nodes) for nodes in asked.values()] == [10] * 5
     assert len({frozenset(nodes) for nodes in asked.values()}) > 1
-    expected = malicious_bound(20, 2, 10, 0.9)
+    expected = bound_adversaries(20, 2, 10, 0.9)
     assert result.train_metrics_clientapp[1]["num-malicious-nodes"] == expected
     again: dict[int, set[int]] = dict(asked)
     asked.clear()

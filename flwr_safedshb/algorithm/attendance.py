@@ -66,24 +66,23 @@ class FailingNode:
 
 @dataclass(frozen=True)
 class Attendance:
-    """The nodes of a run that failed; every other node answered all that it was asked.
+    """The nodes of a run that failed; every other node answered every message.
 
-    It is kept in the metrics of the rounds, where a user sees it, and so in the
-    checkpoint.
+    It is kept in the metrics of the rounds, where users see it, and in the checkpoint.
     """
 
     failing: Mapping[int, FailingNode] = field(default_factory=dict)
 
     @classmethod
     def from_metrics(cls, metrics: Mapping[str, object]) -> Attendance:
-        """Return what the metrics of a round say, `Attendance()` if nothing."""
+        """Read the attendance from the metrics of a round; by default nobody failed."""
         names = (FAILING_NODES, FAILURES, ANSWERS, ASKED_AGAIN)
         columns = [cast(Sequence[int], metrics.get(name, ())) for name in names]
         rows = zip(*columns, strict=False)
         return cls({node: FailingNode(*record) for node, *record in rows})
 
-    def metrics(self) -> dict[str, list[int]]:
-        """Return the metrics that say which nodes failed; nothing if none did."""
+    def to_metrics(self) -> dict[str, list[int]]:
+        """Return the metrics that name the nodes which failed; empty if none did."""
         if not self.failing:
             return {}
         nodes = sorted(self.failing)

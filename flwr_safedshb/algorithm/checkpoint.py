@@ -1,9 +1,8 @@
-"""How far a server has come, on disk: complete or not at all.
+"""The checkpoint of a server: the progress of its run in one file, replaced atomically.
 
-One .npz file without pickles: the model, the one kept for its ``output``, and as JSON
-everything else, among it the settings that made the run: a run with other settings is
-not the rest of this one. The file is written beside its name, flushed to the disk and
-then renamed, so a kill leaves either the old file or the new one.
+It is an .npz file without pickles: the model, the one kept for its ``output``, and
+everything else as JSON, with the settings that identify the run. It is written under
+another name, flushed to the disk and renamed: a kill leaves the old file or the new.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from flwr.common import log
 
 from flwr_safedshb.algorithm.npz import Arrays, read_archive, write_archive
 from flwr_safedshb.algorithm.progress import History, Progress
-from flwr_safedshb.algorithm.settings import (
-    Settings,
-    differences,
-    fingerprint,
-    shortened,
+from flwr_safedshb.algorithm.run_identity import (
+    Identity,
+    describe_differences,
+    fingerprint_arrays,
+    truncate_rounds,
 )
 from flwr_safedshb.atomic_io import replace_file
 from flwr_safedshb.sanitize import SAFE_NAME, escape
@@ -65,25 +64,25 @@ def save(path: Path, progress: Progress) -> None:
 
 
 def load(path: Path, model_bytes: int = _LARGE) -> Progress | None:
-    """Return what `save` wrote, None if there is no file.
+    """Load what `save` wrote, None if there is no file.
 
-    Every value is checked: a run must not go on from a file that was made to mislead
-    it, and no file may take more than the memory of two models.
+    Every value is checked: nobody may mislead a run by its checkpoint, and no file may
+    take more than the memory of two models.
 
     Parameters
     ----------
     path : Path
     model_bytes : int
-        At most so many has the model that is expected.
+        The most that the model may have.
 
     Raises
     ------
     ValueError
-        If the file is something else.
+        If the file is no checkpoint.
     """
     try:
         arrays = read_archive(path, 2 * model_bytes + _MAX_TEXT)
-        return _progress(arrays)
+        return _parse_progress(arrays)
     except FileNotFoundError:
         return None
     except (
@@ -117,8 +116,8 @@ def load_checkpoint(path: str | Path) -> Progress:
     return found
 
 
-def _progress(arrays: Arrays) -> Progress:
-    """Return what the arrays of a file say, if all of it can be."""
+def _parse_progress(arrays: Arrays) -> Progress:
+    """Return the progress in the arrays of a file, with every value checked."""
     text = arrays.pop("content").tobytes()
     if len(text) > _MAX_TEXT:
         raise ValueError(f"its text has {len(text)} bytes")
@@ -138,28 +137,28 @@ def _progress(arrays: Arrays) -> Progress:
         return ArrayRecord({name: Array(arrays[f"{kind}/{name}"]) for name in names})
 
     model, output = record("model"), record("kept") if kept else None
-    if output is not None and not _alike(output, model):
+    if output is not None and not _has_same_arrays(output, model):
         raise ValueError("the model it keeps is another one")
     session, settings = content["session"], content["settings"]
     if not isinstance(session, str) or not SAFE_NAME.fullmatch(session):
         raise ValueError("its session has no plain name")
-    if not isinstance(settings, dict) or not _shallow(settings):
+    if not isinstance(settings, dict) or not _is_shallow(settings):
         raise ValueError("its settings are none")
-    num_rounds = _whole(content, "num_rounds", _WHOLE)
+    num_rounds = _parse_whole(content, "num_rounds", _WHOLE)
     return Progress(
         session=session,
         # A seed is as long as its user likes.
-        seed=_whole(content, "seed", None),
+        seed=_parse_whole(content, "seed", None),
         num_rounds=num_rounds,
-        step=_whole(content, "step", num_rounds + 1),
+        step=_parse_whole(content, "step", num_rounds + 1),
         arrays=model,
         kept=output,
         settings=settings,
-        **{name: _history(content["histories"][name]) for name in _HISTORIES},
+        **{name: _parse_history(content["histories"][name]) for name in _HISTORIES},
     )
 
 
-def _whole(content: Settings, name: str, end: int | None) -> int:
+def _parse_whole(content: Identity, name: str, end: int | None) -> int:
     value = content[name]
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"its {name} is {value!r:.60}")
@@ -168,7 +167,7 @@ def _whole(content: Settings, name: str, end: int | None) -> int:
     return value
 
 
-def _history(rounds: dict[str, dict[str, object]]) -> History:
+def _parse_history(rounds: dict[str, dict[str, object]]) -> History:
     found = {}
     for number, metrics in rounds.items():
         if not number.isascii() or str(int(number)) != number or int(number) < 0:
@@ -182,8 +181,8 @@ def _history(rounds: dict[str, dict[str, object]]) -> History:
     return found
 
 
-def _alike(kept: ArrayRecord, model: ArrayRecord) -> bool:
-    """Whether these are arrays like the model's, or means of such, in float64."""
+def _has_same_arrays(kept: ArrayRecord, model: ArrayRecord) -> bool:
+    """Return whether arrays have the model's shapes, and its types or float64."""
     pairs = zip(kept.values(), model.values(), strict=True)
     return all(
         tuple(one.shape) == tuple(other.shape) and one.dtype in (other.dtype, "float64")
@@ -191,8 +190,8 @@ def _alike(kept: ArrayRecord, model: ArrayRecord) -> bool:
     )
 
 
-def _shallow(settings: object) -> bool:
-    """Say whether values are nested no deeper than settings are."""
+def _is_shallow(settings: object) -> bool:
+    """Return whether values are nested no deeper than settings are."""
     level = [settings]
     for _ in range(_DEPTH):
         nested = [value for value in level if isinstance(value, dict | list)]
@@ -204,38 +203,38 @@ def _shallow(settings: object) -> bool:
     return not level
 
 
-def past_of(
-    path: Path, settings: Settings, model_bytes: int = _LARGE
+def load_matching(
+    path: Path, identity: Identity, model_bytes: int = _LARGE
 ) -> Progress | None:
-    """Return the checkpoint of a run that is to go on, None if there is none.
+    """Load the checkpoint of the run with this identity, None if there is none.
 
     Parameters
     ----------
     path : Path
-    settings : dict
-        What makes the run: ``seed`` None stands for any, and ``initial_arrays`` may be
-        the fingerprint of the model that an unfinished run has come to.
+    identity : dict
+        Of the run: ``seed`` None stands for any, and ``initial_arrays`` may be the
+        fingerprint of the model that an unfinished run has come to.
     model_bytes : int
-        At most so many has the model.
+        The most that the model may have.
 
     Raises
     ------
     ValueError
-        If the checkpoint was made with other settings; says which.
+        If the checkpoint is of another run; says how they differ.
     """
     found = load(path, model_bytes)
     if found is None:
         return None
-    now, then = dict(settings), found.settings
+    now, then = dict(identity), found.settings
     if now["seed"] is None:
         now["seed"] = then.get("seed")
-    longer = shortened(now, then.get("num_rounds"))
+    longer = truncate_rounds(now, then.get("num_rounds"))
     unfinished = found.step < found.num_rounds or longer is not None
-    if unfinished and now["initial_arrays"] == fingerprint(found.arrays):
+    if unfinished and now["initial_arrays"] == fingerprint_arrays(found.arrays):
         now["initial_arrays"] = then.get("initial_arrays")
     if longer is not None:
         longer["initial_arrays"] = now["initial_arrays"]
-    if problem := differences(then, now if longer is None else longer):
+    if problem := describe_differences(then, now if longer is None else longer):
         raise ValueError(
             f"checkpoint={str(path)!r} is of another run: {problem}; give the settings "
             "that it was made with, or another path to start anew"

@@ -1,4 +1,4 @@
-"""How far honest momentums differ, as far as the server can tell."""
+"""Estimate how far honest momentums differ, from what the server has."""
 
 from __future__ import annotations
 
@@ -10,17 +10,27 @@ from flwr_safedshb.aggregation.rule import Floats, Weighing
 from flwr_safedshb.theory import heterogeneity_estimate
 
 
-def estimates(
+def estimate_heterogeneity(
     momentums: Sequence[Sequence[Floats]],
     direction: Sequence[Floats],
     weighing: Weighing,
     noise_std: float,
 ) -> dict[str, float]:
-    """Estimate how far honest momentums differ, from those that count in R_t."""
+    """Estimate G and Gcov from the momentums that the rule selected, without noise.
+
+    Parameters
+    ----------
+    momentums : sequence of n lists of layers
+    direction : list of layers
+        R_t, the weighted mean of the momentums.
+    weighing : Weighing
+    noise_std : float
+        Deviation of the noise in an honest momentum.
+    """
     weights = weighing.weights
-    squares = [sum(_square(layer) for layer in layers) for layers in momentums]
+    squares = [sum(_squared_norm(layer) for layer in layers) for layers in momentums]
     # The trace of their covariance: the mean square less the square of the mean.
-    trace = float(weights @ squares) - sum(map(_square, direction))
+    trace = float(weights @ squares) - sum(map(_squared_norm, direction))
     vectors = max(1, round(1.0 / float(weights @ weights)))
     size = sum(layer.size for layer in direction)
     total, top = heterogeneity_estimate(
@@ -29,6 +39,6 @@ def estimates(
     return {"heterogeneity-estimate": total, "heterogeneity-spectral-estimate": top}
 
 
-def _square(layer: Floats) -> float:
+def _squared_norm(layer: Floats) -> float:
     flat = np.ravel(layer).astype(np.float64)
     return float(flat @ flat)

@@ -1,7 +1,7 @@
-"""Which of a run's models it returns: the last, one at random, or a mean of them.
+"""Which model a run returns: the last, one at random, or the mean of the last half.
 
-A mean of the last half costs no privacy, for the server has seen all of them, and no
-memory but that of one model: it is a running mean.
+The mean costs no privacy, because the server has seen all models, and the memory of one
+model, because it is a running mean.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Output = Literal["last", "uniform", "average"]
 
 
 def check_output(output: str, may_stop: bool = False) -> None:
-    """Refuse another word, and what a run that may stop early cannot return."""
+    """Refuse an unknown output, and one that a run which may stop early cannot have."""
     if output not in (words := get_args(Output)):
         raise ValueError(
             f"output={output!r} must be one of {', '.join(map(repr, words))}"
@@ -31,7 +31,7 @@ def check_output(output: str, may_stop: bool = False) -> None:
 
 
 def add_to_mean(progress: Progress) -> None:
-    """Count the newest model, theta_t, if t is in the last half of 1 .. T.
+    """Add theta_t to the mean if t is in the last half of 1 .. T.
 
     The mean is kept in float64: it must not depend on how a run was cut by restarts,
     and few bits of a small type would be lost to so many steps.
@@ -48,7 +48,7 @@ def add_to_mean(progress: Progress) -> None:
     progress.kept = encode_record(progress.arrays, newest)
 
 
-def returned(progress: Progress, output: Output) -> ArrayRecord:
+def select_output(progress: Progress, output: Output) -> ArrayRecord:
     """Return the model of a run, in the types of its arrays."""
     kept = progress.kept
     if output == "last" or kept is None:

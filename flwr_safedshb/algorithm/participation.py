@@ -1,7 +1,7 @@
 """Which nodes take part in a round, and how many adversaries may be among them.
 
 That at most f nodes are adversarial says nothing where anybody may join: one machine
-can be any number of nodes. `warn_of_strangers` is about that.
+can be any number of nodes. `warn_of_open_network` is about that.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Participation:
         Least number of nodes to choose from, more than 2f.
     confidence : float
         The probability that the bounds on the adversaries among nodes chosen at random
-        hold in all rounds of a run; see `risk_in_round`.
+        hold in all rounds of a run; see `split_risk`.
     node_timeout : float
         Seconds to wait for `min_available_nodes`.
     give_up_after : float
@@ -196,8 +196,8 @@ class Participation:
         size = max(int(connected * self.fraction), self.min_train_nodes)
         if size >= len(nodes):
             return Cohort(nodes, f, 1.0)
-        risk = risk_in_round(1 - Fraction(self.confidence), number, num_rounds)
-        bound = malicious_bound(len(nodes), f, size, 1 - risk)
+        risk = split_risk(1 - Fraction(self.confidence), number, num_rounds)
+        bound = bound_adversaries(len(nodes), f, size, 1 - risk)
         if 2 * bound >= size:
             rounds = "an open number of" if num_rounds is None else num_rounds
             raise ValueError(
@@ -242,7 +242,7 @@ def wait_for_nodes(grid: Grid, least: int, timeout: float) -> list[int]:
     return nodes
 
 
-def risk_in_round(risk: Fraction, number: int, num_rounds: int | None) -> Fraction:
+def split_risk(risk: Fraction, number: int, num_rounds: int | None) -> Fraction:
     """Return the part of a run's risk that one of its rounds may take.
 
     The parts of all rounds sum to at most the whole, so by the union bound a statement
@@ -262,7 +262,7 @@ def risk_in_round(risk: Fraction, number: int, num_rounds: int | None) -> Fracti
     return risk / (number * (number + 1) if num_rounds is None else num_rounds)
 
 
-def malicious_bound(
+def bound_adversaries(
     num_nodes: int, num_malicious: int, chosen: int, confidence: float | Fraction
 ) -> int:
     """Bound the adversaries among nodes that are chosen at random.
@@ -284,7 +284,7 @@ def malicious_bound(
     return min(num_malicious, chosen)
 
 
-def warn_of_strangers(grid: Grid, f: int, authenticated: bool) -> None:
+def warn_of_open_network(grid: Grid, f: int, authenticated: bool) -> None:
     """Warn, once and loudly, if strangers may be among the nodes.
 
     A strategy sees one half of it: authentication needs TLS, so a SuperLink without TLS

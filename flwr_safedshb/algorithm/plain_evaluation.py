@@ -1,14 +1,14 @@
-"""What nodes report about a model that they evaluated on their own data.
+"""Evaluation by the nodes without noise: the median of what random nodes report.
 
-They may lie: random ones are asked, at least 2f + 1 of them, and of each number that
-enough of them report the median counts.
+Nodes may lie, so at least 2f + 1 of them are asked, and a number counts only if more
+than 2f nodes report it.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from logging import WARNING
 from statistics import median
@@ -17,13 +17,13 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common import log
 
-from flwr_safedshb.flower.compat import is_reply_to
+from flwr_safedshb.algorithm.screening import match_replies
 
 
-def evaluation_content(
+def make_evaluation_content(
     arrays: ArrayRecord, config: ConfigRecord, arrays_key: str, config_key: str
 ) -> RecordDict:
-    """Return what nodes are sent, under the keys that they train with."""
+    """Return the records of an evaluation message, under the keys of training."""
     # Objects have the hash of their bytes for a name: nobody can guess it.
     config = ConfigRecord({**config, "nonce": secrets.token_hex(8)})
     # A NumPyClient expects other keys here; for others they stay as they are.
@@ -31,27 +31,27 @@ def evaluation_content(
     return RecordDict(dict(zip(names, (arrays, config), strict=True)))
 
 
-def least_evaluators(asked: int | None, num_malicious: int) -> int:
-    """Return the least number of nodes to ask, 2f + 1 unless more are asked for.
+def check_min_evaluators(min_nodes: int | None, num_malicious: int) -> int:
+    """Return the least number of nodes to ask, by default 2f + 1.
 
     Raises
     ------
     ValueError
-        If they are too few for a median that f liars do not decide.
+        If f liars could decide the median of so few.
     """
     least = 2 * num_malicious + 1
-    if asked is not None and asked < least:
+    if min_nodes is not None and min_nodes < least:
         raise ValueError(
-            f"min_evaluate_nodes={asked} must be at least 2f + 1 = {least} for "
+            f"min_evaluate_nodes={min_nodes} must be at least 2f + 1 = {least} for "
             f"num_malicious_nodes={num_malicious}: of fewer, liars decide the median"
         )
-    return least if asked is None else asked
+    return least if min_nodes is None else min_nodes
 
 
-def chosen(
+def draw_evaluators(
     nodes: Sequence[int], fraction: float, least: int, rng: np.random.Generator
 ) -> list[int]:
-    """Return random nodes to ask, sorted; none where too few are there."""
+    """Draw the nodes that evaluate the model, sorted; none if too few are there."""
     if len(nodes) < least:
         log(WARNING, "Evaluation left out: %d nodes, %d needed", len(nodes), least)
         return []
@@ -59,24 +59,27 @@ def chosen(
     return sorted(nodes[i] for i in rng.choice(len(nodes), size, replace=False))
 
 
-def medians(
+def compute_medians(
     replies: Iterable[Message],
     num_malicious: int = 0,
-    asked: Sequence[Message] | None = None,
+    sent: Sequence[Message] | None = None,
 ) -> dict[str, float]:
-    """Return the median over the nodes of each number they report; none is trusted.
+    """Return the median over the nodes of each number that enough of them report.
 
     Parameters
     ----------
     replies : iterable of Message
     num_malicious : int
-        f: what not more than 2f nodes report is left out.
-    asked : sequence of Message, optional
-        What was sent; other replies, and second ones, do not count.
+        f; a number that at most 2f nodes report is left out.
+    sent : sequence of Message, optional
+        The messages; only the first reply to each counts.
     """
     reported: dict[str, list[float]] = {}
-    for reply in replies if asked is None else _first(replies, asked):
-        for name, number in _numbers(reply).items():
+    if sent is not None:
+        answered, _, _ = match_replies(sent, replies)
+        replies = [reply for _, reply in answered]
+    for reply in replies:
+        for name, number in _read_numbers(reply).items():
             reported.setdefault(name, []).append(number)
     known = {k: median(v) for k, v in reported.items() if len(v) > 2 * num_malicious}
     if reported and not known:
@@ -84,17 +87,7 @@ def medians(
     return known
 
 
-def _first(replies: Iterable[Message], asked: Sequence[Message]) -> Iterator[Message]:
-    waiting = {m.metadata.message_id: m.metadata.dst_node_id for m in asked}
-    for reply in replies:
-        name = reply.metadata.reply_to_message_id
-        node = waiting.get(name)
-        if node is not None and is_reply_to(reply, name, node):
-            del waiting[name]
-            yield reply
-
-
-def _numbers(reply: Message) -> dict[str, float]:
+def _read_numbers(reply: Message) -> dict[str, float]:
     """Return the finite numbers of a reply, each under one name.
 
     A NumPyClient has its metrics in a ConfigRecord, beside one that is its status.

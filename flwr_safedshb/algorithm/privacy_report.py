@@ -1,6 +1,6 @@
-"""What nodes say that a run costs their examples, for people to read.
+"""What a run costs the examples of each node, as the nodes report it.
 
-It is each node's own word: nothing depends on it, and the truth is in its ledger.
+Nothing depends on these reports, which a node may invent; the truth is in its ledger.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from flwr.common import log
 from flwr_safedshb.algorithm.wire import DELTA, EPSILON, MOMENTUM_TAG
 
 # Epsilon and delta.
-Statement = tuple[float, float]
-# Metrics of the last round: nodes that state something, and what.
+Report = tuple[float, float]
+# Metrics of the last round: the nodes that report, and what they report.
 NODES, EPSILONS, DELTAS = "stated-nodes", "stated-epsilon", "stated-delta"
 # How many times the median, or how small a part of it, is far from the others.
 _FAR = 2.0
 
 
-def stated(records: Iterable[object]) -> Statement | None:
-    """Return what a reply states; None where it does not, or makes no sense."""
+def read_report(records: Iterable[object]) -> Report | None:
+    """Return epsilon and delta of a reply; None if there are none."""
     for record in records:
         if isinstance(record, MetricRecord | ConfigRecord) and MOMENTUM_TAG in record:
             pair = record.get(EPSILON), record.get(DELTA)
@@ -35,17 +35,17 @@ def stated(records: Iterable[object]) -> Statement | None:
     return None
 
 
-def statements(
-    said: Iterable[tuple[int, Iterable[object]]],
+def collect_reports(
+    replies: Iterable[tuple[int, Iterable[object]]],
 ) -> dict[str, list[int] | list[float]]:
-    """Return the metrics of nodes that state something; nothing if none does.
+    """Return metrics with the epsilon that each node reports; empty if none does.
 
     Parameters
     ----------
-    said : iterable of (node, the records of its reply)
+    replies : iterable of (node, the records of its reply)
     """
-    all_said = ((node, stated(records)) for node, records in said)
-    told = sorted((node, pair) for node, pair in all_said if pair is not None)
+    found = ((node, read_report(records)) for node, records in replies)
+    told = sorted((node, pair) for node, pair in found if pair is not None)
     if not told:
         return {}
     return {
@@ -56,14 +56,14 @@ def statements(
 
 
 def log_privacy(metrics: Mapping[str, object], plain_evaluation: bool = False) -> None:
-    """Say at the end of a run what it costs, and name the nodes that stand out.
+    """Log at the end of a run what it costs, and warn of nodes that stand out.
 
     Parameters
     ----------
     metrics : mapping
         Of the last round.
     plain_evaluation : bool
-        Whether nodes were asked to evaluate without noise, which no statement covers.
+        Whether nodes were asked to evaluate without noise, which no report covers.
     """
     if NODES not in metrics:
         return
@@ -72,7 +72,7 @@ def log_privacy(metrics: Mapping[str, object], plain_evaluation: bool = False) -
     deltas = cast(list[float], metrics[DELTAS])
     log(
         INFO,
-        "Privacy, as %d nodes state it: epsilon from %.4g to %.4g, delta up to %.4g%s",
+        "Privacy, as %d nodes report it: epsilon from %.4g to %.4g, delta up to %.4g%s",
         len(nodes),
         min(epsilons),
         max(epsilons),
@@ -84,7 +84,7 @@ def log_privacy(metrics: Mapping[str, object], plain_evaluation: bool = False) -
         if not usual / _FAR <= epsilon <= usual * _FAR:
             log(
                 WARNING,
-                "Node %d states epsilon %.4g, far from the median of %.4g",
+                "Node %d reports epsilon %.4g, far from the median of %.4g",
                 node,
                 epsilon,
                 usual,

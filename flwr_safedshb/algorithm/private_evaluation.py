@@ -1,9 +1,9 @@
-"""Conclude from noisy counts of n nodes, of which f may lie, how good a model is.
+"""Aggregate private evaluations: noisy counts of n nodes, of which f may lie.
 
 Every node reports sums over its own examples, with noise of a stated deviation. Every
-node counts once, however many examples it claims to have: the server makes of n figures
+node counts once, however many examples it claims to have. The server computes
 
-- their median, and their mean without the f largest and the f smallest;
+- the median of the nodes' figures, and their mean without the f largest and smallest;
 - an interval for the **median over the honest nodes** of their true figures, which
   holds with probability 95 % whatever f nodes say.
 
@@ -42,27 +42,26 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from flwr_safedshb.algorithm import wire
+from flwr_safedshb.algorithm.screening import INNOCENT, match_replies
 from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
-from flwr_safedshb.flower.compat import is_reply_to
 
 Floats = NDArray[np.float64]
 Metrics = dict[str, int | float | list[int] | list[float]]
 
 CONFIDENCE = 0.95
-_INNOCENT = ("missing", "error")
 _MAX_CLASSES = 10_000
 
 
 @dataclass(frozen=True)
-class PrivateEvaluations:
-    """When nodes are asked what the model is worth, and how.
+class EvaluationSchedule:
+    """When nodes evaluate the model privately, and how.
 
     Attributes
     ----------
     every : int
         Rounds from one to the next; the last model is always evaluated.
     max_loss : float
-        The greatest loss that counts; noise in the mean loss is in proportion.
+        Losses count up to this value; the noise in the mean loss is proportional to it.
     per_class : bool
     """
 
@@ -84,12 +83,26 @@ class PrivateEvaluations:
                 f"evaluate_max_loss={self.max_loss} must lie in [{low:g}, {high:g}]"
             )
 
+    @classmethod
+    def from_settings(
+        cls, every: int | None, max_loss: float, per_class: bool, fraction: float
+    ) -> EvaluationSchedule | None:
+        """Return the schedule that a strategy's arguments ask for, if any."""
+        if every is None:
+            return None
+        if fraction > 0.0:
+            raise ValueError(
+                f"evaluate_every={every} and fraction_evaluate={fraction} are two ways "
+                "to evaluate, and only the first is private; leave one of them out"
+            )
+        return cls(every, max_loss, per_class)
+
     def is_due(self, number: int, last: int) -> bool:
-        """Say whether nodes are asked after a round."""
+        """Return whether nodes evaluate the model after a round."""
         return number % self.every == 0 or number == last
 
-    def config(self, number: int, session: str) -> ConfigRecord:
-        """Return what nodes are asked after a round."""
+    def make_config(self, number: int, session: str) -> ConfigRecord:
+        """Return the config of the evaluation after a round."""
         return ConfigRecord(
             {
                 wire.PRIVATE_EVALUATION: number,
@@ -100,23 +113,9 @@ class PrivateEvaluations:
         )
 
 
-def private_evaluations(
-    every: int | None, max_loss: float, per_class: bool, fraction: float
-) -> PrivateEvaluations | None:
-    """Return what the arguments of a strategy ask for, if it is anything."""
-    if every is None:
-        return None
-    if fraction > 0.0:
-        raise ValueError(
-            f"evaluate_every={every} and fraction_evaluate={fraction} are two ways to "
-            "evaluate, and only the first is private; leave one of them out"
-        )
-    return PrivateEvaluations(every, max_loss, per_class)
-
-
 @dataclass(frozen=True)
-class Reported:
-    """What a node says of itself: sums over its examples, and of each class (3, k)."""
+class NodeCounts:
+    """What a node reports: sums over its examples, (2,), and by class, (3, k)."""
 
     num_examples: float
     noise_std: float
@@ -124,8 +123,8 @@ class Reported:
     classes: Floats | None
 
 
-def concluded(
-    asked: PrivateEvaluations,
+def aggregate_evaluation(
+    schedule: EvaluationSchedule,
     sent: Sequence[Message],
     num_malicious: int,
     replies: Iterable[Message],
@@ -135,8 +134,8 @@ def concluded(
     Screening is as for training: only a reply excluded for its content lowers f, and no
     reply makes this raise.
     """
-    reported, excluded = _screened(asked, sent, replies)
-    proven = sum(n for reason, n in excluded.items() if reason not in _INNOCENT)
+    reported, excluded = _screen_counts(schedule, sent, replies)
+    proven = sum(n for reason, n in excluded.items() if reason not in INNOCENT)
     f = max(num_malicious - proven, 0)
     if len(reported) <= 2 * f:
         log(
@@ -146,7 +145,7 @@ def concluded(
             f,
         )
         return None
-    z = _z(len(reported) - f)
+    z = _quantile(len(reported) - f)
     found: Metrics = {
         "replies": len(reported),
         "excluded": excluded.total(),
@@ -154,24 +153,26 @@ def concluded(
         "confidence": CONFIDENCE,
         "ends-open-to-liars": int(f > 0 and 3 * f >= len(reported)),
     }
-    for i, (name, scale) in enumerate((("accuracy", 1.0), ("loss", asked.max_loss))):
-        bounds = scale * np.array([_share(one, i, z) for one in reported])
-        found |= {f"median-node-{name}{k}": v for k, v in _median(bounds, f).items()}
+    for i, (name, scale) in enumerate((("accuracy", 1.0), ("loss", schedule.max_loss))):
+        bounds = scale * np.array([_bound_mean(one, i, z) for one in reported])
+        found |= {
+            f"median-node-{name}{k}": v for k, v in _median_interval(bounds, f).items()
+        }
         kept = np.sort(bounds[:, 1])[f : len(bounds) - f]
         found[f"trimmed-mean-node-{name}"] = float(kept.mean())
         found[f"node-{name}-deviation"] = float(kept.std(ddof=min(1, len(kept) - 1)))
-    if asked.per_class:
-        found |= _by_class(reported, f)
-    log(INFO, "\t> %s", _in_words(found))
+    if schedule.per_class:
+        found |= _aggregate_classes(reported, f)
+    log(INFO, "\t> %s", _describe_accuracy(found))
     return found
 
 
-def _in_words(found: Metrics) -> str:
-    """Say what the nodes' median accuracy is, and where the honest nodes' may lie."""
+def _describe_accuracy(found: Metrics) -> str:
+    """Describe the median accuracy and the interval of the honest nodes' median."""
     name = "median-node-accuracy"
     low, high = (cast(float, found[name + end]) for end in ("-low", "-high"))
     opened = bool(found["ends-open-to-liars"])
-    interval = interval_in_words(low, high, opened)
+    interval = describe_interval(low, high, opened)
     text = (
         f"The median accuracy that nodes report is {found[name]:.3f}; the honest "
         f"nodes' median is {interval} with probability {CONFIDENCE:.0%}, each node "
@@ -182,8 +183,8 @@ def _in_words(found: Metrics) -> str:
     return text
 
 
-def interval_in_words(low: float, high: float, open_to_liars: bool) -> str:
-    """Write an interval of accuracies, without the ends that liars may have taken away.
+def describe_interval(low: float, high: float, open_to_liars: bool) -> str:
+    """Describe an interval of accuracies, without ends that liars may have moved.
 
     Parameters
     ----------
@@ -198,20 +199,20 @@ def interval_in_words(low: float, high: float, open_to_liars: bool) -> str:
     return f"at most {high:.2f}" if high < 1.0 else "anywhere"
 
 
-def _z(honest: int) -> float:
+def _quantile(honest: int) -> float:
     """Return z for which all honest figures lie within z deviations, at 95 %."""
     return NormalDist().inv_cdf(1.0 - (1.0 - CONFIDENCE) / (2 * honest))
 
 
-def _share(one: Reported, which: int, z: float) -> Floats:
-    """Return where a node's mean may lie, and its figure between, in [0, 1]."""
+def _bound_mean(one: NodeCounts, which: int, z: float) -> Floats:
+    """Return lower end, figure and upper end of a node's mean, (3,), in [0, 1]."""
     figure = one.sums[which] / one.num_examples
     reach = z * one.noise_std / one.num_examples
     ends: Floats = np.array([figure - reach, figure, figure + reach])
     return ends.clip(0.0, 1.0)
 
 
-def _median(bounds: Floats, f: int) -> dict[str, float]:
+def _median_interval(bounds: Floats, f: int) -> dict[str, float]:
     """Return the median over n nodes, of which f may lie, and its interval.
 
     Parameters
@@ -228,7 +229,7 @@ def _median(bounds: Floats, f: int) -> dict[str, float]:
     }
 
 
-def _by_class(reported: Sequence[Reported], f: int) -> Metrics:
+def _aggregate_classes(reported: Sequence[NodeCounts], f: int) -> Metrics:
     """Return accuracies by class; a class has the size that most nodes report.
 
     Of a ratio of two noisy sums the ends are ratios of their ends: both lie within with
@@ -239,13 +240,13 @@ def _by_class(reported: Sequence[Reported], f: int) -> Metrics:
     size, votes = sizes.most_common(1)[0]
     if votes <= 2 * f:
         return {}
-    z = _z(2 * (votes - f))
+    z = _quantile(2 * (votes - f))
     reaches = [z * one.noise_std for one in reported]
     some = [p for p in zip(classes, reaches, strict=True) if p[0].shape[1] == size]
     rows: dict[str, list[float]] = {"": [], "-low": [], "-high": []}
     for k in range(size):
-        bounds = np.array([_ratio(c[0, k], c[1, k], reach) for c, reach in some])
-        figures = _median(bounds, f)
+        bounds = np.array([_bound_ratio(c[0, k], c[1, k], reach) for c, reach in some])
+        figures = _median_interval(bounds, f)
         for suffix, column in rows.items():
             column.append(figures[suffix])
     return {
@@ -253,7 +254,9 @@ def _by_class(reported: Sequence[Reported], f: int) -> Metrics:
     }
 
 
-def _ratio(count: float, correct: float, reach: float) -> tuple[float, float, float]:
+def _bound_ratio(
+    count: float, correct: float, reach: float
+) -> tuple[float, float, float]:
     # The noise of half the count is in the right answers, too.
     wider = math.sqrt(1.25) * reach
     most, least = max(count + reach, 1.0), max(count - reach, 0.0)
@@ -263,35 +266,32 @@ def _ratio(count: float, correct: float, reach: float) -> tuple[float, float, fl
     return low, min(max(figure, low), high), high
 
 
-def _screened(
-    asked: PrivateEvaluations, sent: Sequence[Message], replies: Iterable[Message]
-) -> tuple[list[Reported], Counter[str]]:
-    """Return what nodes report, each once, and how many replies are excluded."""
-    waiting = {m.metadata.message_id: m.metadata.dst_node_id for m in sent}
-    reported: list[Reported] = []
+def _screen_counts(
+    schedule: EvaluationSchedule,
+    sent: Sequence[Message],
+    replies: Iterable[Message],
+) -> tuple[list[NodeCounts], Counter[str]]:
+    """Return the counts of each node, and how many replies are excluded, by reason."""
+    reported: list[NodeCounts] = []
     excluded: Counter[str] = Counter()
-    for reply in replies:
-        name = reply.metadata.reply_to_message_id
-        node = waiting.get(name)
-        if node is None or not is_reply_to(reply, name, node):
-            continue
-        del waiting[name]
+    answered, silent, _ = match_replies(sent, replies)
+    for node, reply in answered:
         try:
-            result = _read(reply, asked.per_class)
-        except Exception:  # whatever a reply may hold, it is the client's fault alone
+            result = _read_counts(reply, schedule.per_class)
+        except Exception:  # no reply may end the run
             result = "malformed"
-        if isinstance(result, Reported):
+        if isinstance(result, NodeCounts):
             reported.append(result)
         else:
             excluded[result] += 1
             log(INFO, "\t> Node %d is excluded from the evaluation: %s", node, result)
-    if waiting:
-        excluded["missing"] = len(waiting)
+    if silent:
+        excluded["missing"] = len(silent)
     return reported, excluded
 
 
-def _read(reply: Message, per_class: bool) -> Reported | str:
-    """Return what a reply says, or why it is excluded."""
+def _read_counts(reply: Message, per_class: bool) -> NodeCounts | str:
+    """Read the counts of a reply, or return why it is excluded."""
     if reply.has_error():
         return "error"
     records = list(reply.content.values())
@@ -301,24 +301,26 @@ def _read(reply: Message, per_class: bool) -> Reported | str:
     expected = {wire.NUM_EXAMPLES, wire.NOISE_STD, *wire.SUMS, MOMENTUM_TAG}
     if set(record) != expected | (set(wire.CLASS_SUMS) if per_class else set()):
         return "wrong-keys"
-    numbers = [_number(record[name]) for name in (wire.NUM_EXAMPLES, wire.NOISE_STD)]
-    sums = np.array([_number(record[name]) for name in wire.SUMS])
-    classes = _columns(record) if per_class else None
+    numbers = [
+        _read_number(record[name]) for name in (wire.NUM_EXAMPLES, wire.NOISE_STD)
+    ]
+    sums = np.array([_read_number(record[name]) for name in wire.SUMS])
+    classes = _read_classes(record) if per_class else None
     values = [*numbers, *sums, *(() if classes is None else classes.ravel())]
     if not np.isfinite(values).all():
         return "not-finite"
     if numbers[0] < 1.0 or numbers[1] < 0.0:
         return "malformed"
-    return Reported(numbers[0], numbers[1], sums, classes)
+    return NodeCounts(numbers[0], numbers[1], sums, classes)
 
 
-def _number(value: object) -> float:
+def _read_number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("no number")
     return float(value)
 
 
-def _columns(record: Mapping[str, object]) -> Floats:
+def _read_classes(record: Mapping[str, object]) -> Floats:
     columns = [record[name] for name in wire.CLASS_SUMS]
     if not all(isinstance(c, list) and 2 <= len(c) <= _MAX_CLASSES for c in columns):
         raise ValueError("no list of classes")

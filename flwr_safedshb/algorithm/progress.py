@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, MetricRecord
 
-from flwr_safedshb.algorithm.settings import Settings
-
 History = dict[int, MetricRecord]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -21,9 +19,9 @@ class Progress:
     Attributes
     ----------
     session : str
-        Names the run to the clients, who keep their momentum under it.
+        Name of the run; clients keep their momentum under it.
     seed : int
-        From which the server's random choices follow.
+        Of the server's random choices.
     num_rounds : int
         T.
     step : int
@@ -36,7 +34,7 @@ class Progress:
     train, evaluate_clientapp, evaluate_serverapp : dict of round to MetricRecord
         Metrics of the rounds so far.
     settings : dict of str to JSON values
-        What made the run.
+        What identifies the run.
     """
 
     session: str
@@ -48,11 +46,15 @@ class Progress:
     train: History = field(default_factory=dict)
     evaluate_clientapp: History = field(default_factory=dict)
     evaluate_serverapp: History = field(default_factory=dict)
-    settings: Settings = field(default_factory=dict)
+    settings: dict[str, object] = field(default_factory=dict)
 
     @classmethod
     def fresh(
-        cls, seed: int, num_rounds: int, arrays: ArrayRecord, settings: Settings
+        cls,
+        seed: int,
+        num_rounds: int,
+        arrays: ArrayRecord,
+        settings: dict[str, object],
     ) -> Progress:
         """Return the progress of a run that has not begun."""
         session = secrets.token_hex(8)
@@ -63,8 +65,8 @@ class Progress:
         """The rounds so far that took no step."""
         return [number for number, found in self.train.items() if found.get("skipped")]
 
-    def evaluating(self, evaluate_fn: EvaluateFn, offset: int) -> EvaluateFn:
-        """Return the function with round numbers that go on, and results that stay."""
+    def record_evaluations(self, evaluate_fn: EvaluateFn, offset: int) -> EvaluateFn:
+        """Wrap the user's function: continue round numbers and record the results."""
 
         def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             number = server_round + offset

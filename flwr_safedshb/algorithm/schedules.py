@@ -38,28 +38,28 @@ class Constant:
 def rates_at(
     learning_rate: Schedule, momentum: Schedule, step: int
 ) -> tuple[float, float]:
-    """Return gamma_t and the beta that clients use in step t, or say what is wrong.
+    """Return gamma_t and the beta that clients use in step t.
 
     The listing of Algorithm 1 has beta_{t-1} in step t, for t >= 1, and m_0 = 0, so
     that its step 0 moves nothing. Ours is that run shifted by one step: beta_0 in step
     0.
     """
-    gamma, before = _value(learning_rate, step), max(step - 1, 0)
+    gamma, before = _evaluate(learning_rate, step), max(step - 1, 0)
     if not (math.isfinite(gamma) and gamma > 0.0):
         raise ValueError(
             f"server_learning_rate={gamma} at step {step} must be finite and above 0"
         )
-    beta = _value(momentum, before)
+    beta = _evaluate(momentum, before)
     if not 0.0 <= beta < 1.0:
         raise ValueError(f"momentum={beta} at step {before} must lie in [0, 1)")
     return gamma, beta
 
 
 def noise_left(betas: Sequence[float], local_steps: int = 1) -> float:
-    """Return the deviation of the noise in what a node sends, if a step has 1.
+    """Return the deviation of the noise in a momentum if each gradient's is 1.
 
-    With v the noise in a momentum, one of K steps makes it beta v + (1 - beta) e, and
-    what is sent is the mean of K of those: a share of the v before, and of each e.
+    A step turns the noise v of a momentum into beta v + (1 - beta) e. A node sends the
+    mean of K momentums: a share of the v before them, and of each e.
 
     Parameters
     ----------
@@ -82,5 +82,5 @@ def noise_left(betas: Sequence[float], local_steps: int = 1) -> float:
     return math.sqrt(sent)
 
 
-def _value(schedule: Schedule, step: int) -> float:
+def _evaluate(schedule: Schedule, step: int) -> float:
     return float(schedule(step) if callable(schedule) else schedule)

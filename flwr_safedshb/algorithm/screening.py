@@ -1,9 +1,9 @@
-"""What a reply is worth before it is aggregated: its layers, or why it is excluded.
+"""Screen the replies of a round: decode the arrays of each, or say why it is excluded.
 
-Each reply is looked at alone, and nothing in it is taken at its word: the
-decoded values are checked, not the shape and dtype that are declared beside them; sizes
-are compared with the model's before anything is decoded; nothing is ever unpickled.
-Weights and metrics that a client reports are not read. No reply makes this raise.
+Each reply is screened alone, and nothing in it is trusted: the decoded values are
+checked, not the shape and dtype that are declared beside them; sizes are compared with
+the model's before anything is decoded; nothing is ever unpickled. Weights and metrics
+that a client reports are not read. No reply makes this raise.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Reason = Literal[
     "too-long",
 ]
 
-# Honest clients can be slow or fail; everything else they never send.
+# Honest clients can be slow or fail; they never cause the other reasons.
 INNOCENT: frozenset[Reason] = frozenset({"missing", "error"})
 
 DTYPE = np.dtype("<f4")
@@ -46,14 +46,14 @@ DTYPE = np.dtype("<f4")
 # examples, a NumPyClient that, its metrics and its status.
 _MAX_METRIC_RECORDS = 1
 _MAX_CONFIG_RECORDS = 2
-# What a NumPyClient lacks in messages for clients of the Message API.
-_OLDER = "; put it into client_app(client_fn), or use ClassicStrategy"
+# For a NumPyClient, which cannot read messages for clients of the Message API.
+_NUMPY_CLIENT_REMEDY = "; put it into client_app(client_fn), or use ClassicStrategy"
 # Characters of a node's own words in the log.
 _MAX_WORDS = 300
 
 
 class ForeignClientsError(RuntimeError):
-    """Most clients of a run send something else than momentums."""
+    """Raised if more clients than can be adversaries send no momentums."""
 
     def __init__(self, count: int, num_malicious: int) -> None:
         super().__init__(
@@ -66,7 +66,7 @@ class ForeignClientsError(RuntimeError):
 
 @dataclass(frozen=True)
 class Excluded:
-    """A reply that is not aggregated."""
+    """Why a reply is not aggregated."""
 
     reason: Reason
 
@@ -78,16 +78,16 @@ class Excluded:
 
 @dataclass(frozen=True)
 class Accepted:
-    """A reply that is aggregated.
+    """The decoded content of a reply that is aggregated.
 
     Attributes
     ----------
     layers : list of float32 arrays
         Finite, in the shapes and the order of the model's.
     encoded : tuple of bytes
-        The same as they were sent: an order of replies that depends on nothing else.
+        The same values as they were sent; replies are ordered by them.
     records : list of records
-        All of the reply, of which nothing but the arrays is checked.
+        The whole reply, of which nothing but the arrays is checked.
     """
 
     layers: list[NDArray[np.float32]]
@@ -97,12 +97,16 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Screened:
-    """Replies that passed, with their nodes, and how many did not, by reason.
+    """The screened replies of a round.
 
     Attributes
     ----------
+    accepted : list of (node, Accepted)
+    excluded : Counter of reasons
     proven : int
-        How many were such as only an adversary sends.
+        How many excluded replies only an adversary sends.
+    ignored : int
+        How many messages were no replies of this round.
     failed : set of int
         The nodes that sent nothing, or an error.
     """
@@ -114,58 +118,91 @@ class Screened:
     failed: set[int]
 
 
-def screen_all(
-    template: Template,
-    sent: Mapping[str, int],
-    replies: Iterable[Message],
-    foreign: bool = False,
-    norm_bound: float = math.inf,
-) -> Screened:
-    """Screen the replies to messages whose ids and nodes are `sent`.
+def match_replies(
+    sent: Sequence[Message], replies: Iterable[Message]
+) -> tuple[list[tuple[int, Message]], list[int], int]:
+    """Match replies to the messages of a round; a message counts one reply.
 
-    Those of a client that is not ours pass only if `foreign` clients are expected, and
-    those longer than `norm_bound`, which no honest reply is, never.
+    Parameters
+    ----------
+    sent : sequence of Message
+        The messages, each to a node of its own.
+    replies : iterable of Message
 
-    What passes is ordered by content: node ids and the order of arrival are accidents
-    of an engine, and rounding in a sum depends on its order.
+    Returns
+    -------
+    answered : list of (node, reply)
+    silent : list of int
+        The nodes without a reply.
+    ignored : int
+        How many messages reply to nothing in this round, or a second time.
     """
-    waiting = dict(sent)
-    accepted: list[tuple[int, Accepted]] = []
-    excluded: Counter[Reason] = Counter()
+    waiting = {m.metadata.message_id: m.metadata.dst_node_id for m in sent}
+    answered: list[tuple[int, Message]] = []
     ignored = 0
-    failed: set[int] = set()
     for reply in replies:
         name = reply.metadata.reply_to_message_id
         node = waiting.get(name)
         if node is None or not is_reply_to(reply, name, node):
             log(WARNING, "\t> A message that answers nothing of this round: ignored")
             ignored += 1
-            continue
-        del waiting[name]
-        result = screen(template, reply, foreign, norm_bound)
+        else:
+            answered.append((waiting.pop(name), reply))
+    return answered, list(waiting.values()), ignored
+
+
+def screen_replies(
+    template: Template,
+    sent: Sequence[Message],
+    replies: Iterable[Message],
+    foreign: bool = False,
+    norm_bound: float = math.inf,
+) -> Screened:
+    """Screen the replies to the messages of a round.
+
+    What passes is ordered by content: node ids and the order of arrival differ between
+    engines, and the rounding of a sum depends on its order.
+
+    Parameters
+    ----------
+    template : Template
+        Of the model.
+    sent : sequence of Message
+    replies : iterable of Message
+    foreign : bool
+        Whether clients that are not ours are expected, whose replies have no tag.
+    norm_bound : float
+        No honest reply is longer.
+    """
+    accepted: list[tuple[int, Accepted]] = []
+    excluded: Counter[Reason] = Counter()
+    failed: set[int] = set()
+    answered, silent, ignored = match_replies(sent, replies)
+    for node, reply in answered:
+        result = screen_reply(template, reply, foreign, norm_bound)
         if isinstance(result, Accepted):
             accepted.append((node, result))
             continue
         excluded[result.reason] += 1
         if not result.is_proof:
             failed.add(node)
-        log(INFO, "\t> Node %d is excluded: %s%s", node, result.reason, _told(reply))
-    if waiting:
-        excluded["missing"] = len(waiting)
-        failed.update(waiting.values())
-        log(INFO, "\t> No reply from %s", ", ".join(map(str, waiting.values())))
+        log(INFO, "\t> Node %d is excluded: %s%s", node, result.reason, _quote(reply))
+    if silent:
+        excluded["missing"] = len(silent)
+        failed.update(silent)
+        log(INFO, "\t> No reply from %s", ", ".join(map(str, silent)))
     accepted.sort(key=lambda pair: pair[1].encoded)
     proven = sum(n for reason, n in excluded.items() if Excluded(reason).is_proof)
     return Screened(accepted, excluded, proven, ignored, failed)
 
 
-def refuse_total_failure(metrics: Mapping[str, object], num_malicious: int) -> None:
-    """End a run in whose first round no node could do its part.
+def check_first_round(metrics: Mapping[str, object], num_malicious: int) -> None:
+    """End a run whose first round has no usable reply.
 
     Raises
     ------
     RuntimeError
-        If replies came, more than adversaries could have sent, and none could be used.
+        If more replies were excluded than adversaries could have sent, and none passed.
     """
     reasons = {
         name.removeprefix("excluded-"): count
@@ -181,20 +218,20 @@ def refuse_total_failure(metrics: Mapping[str, object], num_malicious: int) -> N
         )
 
 
-def screen(
+def screen_reply(
     template: Template,
     reply: Message,
     foreign: bool = False,
     norm_bound: float = math.inf,
 ) -> Accepted | Excluded:
-    """Return the layers of a reply, or the reason why it is excluded."""
+    """Decode the layers of a reply, or return the reason why it is excluded."""
     try:
-        return _screened(template, reply, foreign, norm_bound)
-    except Exception:  # whatever a reply may hold, it is the client's fault alone
+        return _decode_reply(template, reply, foreign, norm_bound)
+    except Exception:  # no reply may end the run
         return Excluded("malformed")
 
 
-def _screened(
+def _decode_reply(
     template: Template, reply: Message, foreign: bool, norm_bound: float
 ) -> Accepted | Excluded:
     if reply.has_error():
@@ -205,8 +242,8 @@ def _screened(
         return Excluded("no-arrays")
     if (
         len(arrays) > 1
-        or _count(records, MetricRecord) > _MAX_METRIC_RECORDS
-        or _count(records, ConfigRecord) > _MAX_CONFIG_RECORDS
+        or _count_records(records, MetricRecord) > _MAX_METRIC_RECORDS
+        or _count_records(records, ConfigRecord) > _MAX_CONFIG_RECORDS
     ):
         return Excluded("extra-record")
     try:
@@ -218,26 +255,26 @@ def _screened(
         return Excluded("not-finite")
     if not foreign and not any(MOMENTUM_TAG in record for record in records):
         return Excluded("unmarked")
-    if norm_bound < math.inf and norm(layers) > norm_bound:
+    if norm_bound < math.inf and l2_norm(layers) > norm_bound:
         return Excluded("too-long")
     return Accepted(layers, encoded, records)
 
 
-def norm(layers: Iterable[NDArray[np.floating]]) -> float:
+def l2_norm(layers: Iterable[NDArray[np.floating]]) -> float:
     """Return the L2 norm of all layers as one vector, computed in float64."""
     return math.hypot(*(np.linalg.norm(x.astype(np.float64)) for x in layers))
 
 
-def _count(records: Sequence[object], kind: type) -> int:
+def _count_records(records: Sequence[object], kind: type) -> int:
     return sum(isinstance(record, kind) for record in records)
 
 
-def _told(reply: Message) -> str:
-    """Return the words of a node that refuses or fails, fit for one line of a log."""
+def _quote(reply: Message) -> str:
+    """Quote the error of a node, made safe for one line of a log."""
     words = getattr(reply.error, "reason", "") if reply.has_error() else ""
     if not isinstance(words, str) or not words:
         return ""
     # The node may be hostile, and a terminal obeys some characters.
     plain = "".join(c if c.isprintable() else " " for c in words[:_MAX_WORDS])
-    cure = _OLDER if "'fitins." in plain else ""
+    cure = _NUMPY_CLIENT_REMEDY if "'fitins." in plain else ""
     return f": {plain}{'...' if len(words) > _MAX_WORDS else ''}{cure}"

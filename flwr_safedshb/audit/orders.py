@@ -138,7 +138,7 @@ def _is_admitted(book: Ledger, plan: PrivacyPlan, steps: int) -> bool:
 @contextmanager
 def _folder() -> Iterator[Path]:
     """Make a folder for ledgers that nobody has to be told of."""
-    makers = [logging.getLogger(name) for name in (database.__name__, _STORE)]
+    makers = [logging.getLogger(name) for name in (database.__name__, _LEDGER)]
     before = [logger.disabled for logger in makers]
     for logger in makers:
         logger.disabled = True
@@ -150,4 +150,4 @@ def _folder() -> Iterator[Path]:
             logger.disabled = was
 
 
-_STORE = "flwr_safedshb.privacy.ledger.store"
+_LEDGER = "flwr_safedshb.privacy.ledger.ledger"

@@ -24,12 +24,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print what the app is; add it to the node's list."""
     from flwr_safedshb.cli._listing import show
-    from flwr_safedshb.node.approvals import KEY, contents, write
-    from flwr_safedshb.node.fab import built
+    from flwr_safedshb.node.approvals import KEY, approve_in_file, inspect_bundle
+    from flwr_safedshb.node.flower_patches.fab import build_bundle
     from flwr_safedshb.sanitize import escape
 
     path: Path = arguments.app
-    found = contents(built(path) if path.is_dir() else path.read_bytes())
+    found = inspect_bundle(build_bundle(path) if path.is_dir() else path.read_bytes())
     if arguments.json:
         told = {
             **vars(found),
@@ -47,6 +47,6 @@ def run(arguments: argparse.Namespace) -> int:
             print(escape(f"{part}: {place}"))
         print(f'{KEY} = "{found.hash}"')
     if arguments.node is not None:
-        write(arguments.node, found)
+        approve_in_file(arguments.node, found)
         print(f"added to {arguments.node}")
     return 0

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from flwr_safedshb.node.doctor.check import Check
+    from flwr_safedshb.node.doctor.machine import CheckResult
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -49,33 +49,29 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print what was found; 0 if the node is fit to join."""
     from flwr_safedshb.flower.compat import parse_config
-    from flwr_safedshb.node.doctor.app import (
-        load_client_fn,
-        read_app,
-        read_node_config,
-    )
-    from flwr_safedshb.node.doctor.check import fit_to_join
-    from flwr_safedshb.node.doctor.link import check_key, check_link
+    from flwr_safedshb.node.doctor.app import load_client_fn, read_app
+    from flwr_safedshb.node.doctor.machine import check_key, check_link, is_fit
     from flwr_safedshb.node.doctor.node import examine
+    from flwr_safedshb.node.node_file import read_node_file
 
     if arguments.steps is not None and arguments.steps < 1:
         raise ValueError(f"--steps={arguments.steps} must be at least 1")
     if (arguments.superlink is None) != (arguments.root_certificates is None):
         raise ValueError("--superlink and --root-certificates belong together")
-    node_config = read_node_config(arguments.node_config)
+    node_config = read_node_file(arguments.node_config).config
     run_config = parse_config([arguments.run_config])
     name = arguments.client
     if name is None:
         name, defaults = read_app(arguments.app)
         run_config = {**defaults, **run_config}
     client_fn = load_client_fn(name, arguments.app.absolute())
-    checks: list[Check] = []
+    checks: list[CheckResult] = []
     if arguments.superlink is not None:
         checks += check_link(arguments.superlink, arguments.root_certificates)
     if arguments.key is not None:
         checks.append(check_key(arguments.key))
     checks += examine(node_config, client_fn, run_config, arguments.steps)
-    fit = fit_to_join(checks)
+    fit = is_fit(checks)
     if arguments.json:
         print(json.dumps({"fit": fit, "checks": [vars(c) for c in checks]}, indent=2))
     else:
@@ -83,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if fit else 1
 
 
-def _show(checks: list[Check], fit: bool) -> None:
+def _show(checks: list[CheckResult], fit: bool) -> None:
     from flwr_safedshb.cli._listing import show
 
     rows = [(check.name, check.verdict, check.finding) for check in checks]

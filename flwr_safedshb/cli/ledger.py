@@ -142,9 +142,9 @@ def _found(path: Path) -> Path:
     from flwr_safedshb.algorithm.budget import LEDGER_NAME
 
     if path.suffix == ".toml":
-        from flwr_safedshb.node.doctor.app import read_node_config
+        from flwr_safedshb.node.node_file import read_node_file
 
-        config = read_node_config(path)
+        config = read_node_file(path).config
         if "state-dir" not in config:
             raise ValueError(f"{path} has no state-dir, and so no ledger")
         path = Path(str(config["state-dir"]))

@@ -27,13 +27,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve; 1 if the node is not fit to."""
     from flwr_safedshb.cli._listing import show
-    from flwr_safedshb.node import node_file
-    from flwr_safedshb.node.doctor.check import fit_to_join
+    from flwr_safedshb.node.doctor.machine import is_fit
     from flwr_safedshb.node.doctor.node import examine_node
-    from flwr_safedshb.node.service import NodeService, private_umask
+    from flwr_safedshb.node.node_file import read_node_file
+    from flwr_safedshb.node.service import NodeService, set_private_umask
 
-    private_umask()
-    node = node_file.read(arguments.file)
+    set_private_umask()
+    node = read_node_file(arguments.file)
     service = NodeService(node, arguments.insecure)
     checks = list(examine_node(node))
     rows = [(check.name, check.verdict, check.finding) for check in checks]
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
             "code. `safedshb approve` writes the list.",
             flush=True,
         )
-    if not fit_to_join(checks):
+    if not is_fit(checks):
         print("not fit to serve", flush=True)
         return 1
     if not arguments.check:

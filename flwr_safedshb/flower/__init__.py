@@ -1,7 +1,7 @@
-"""What is particular to Flower: its undocumented names, its networks.
+"""What the core needs of Flower's private names, its Grids, and patches of its Grid.
 
-Flower may change what it does not document. Whoever comes into this room passes a check
-that it has not; if it has, the import fails and says with which version.
+Flower may change what it does not document. Importing this package checks that it has
+not; if it has, the import fails and names the version.
 """
 
 from flwr_safedshb.flower.self_check import check

@@ -1,16 +1,15 @@
-"""Every name of Flower that its documentation does not have, in one file.
+"""The private names of Flower that the core needs.
 
 The public packages of Flower are ``flwr.app``, ``flwr.clientapp``, ``flwr.serverapp``,
 ``flwr.client``, ``flwr.common`` and ``flwr.simulation``; a release may change
-everything else. What an app needs of that is here; `assumptions` checks it, and `fleet`
-has what the gate needs.
+everything else. `self_check` checks what is assumed here.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from importlib import import_module, metadata
+from importlib import import_module
 from types import CodeType, FrameType
 from typing import Any, TypeVar, cast
 
@@ -29,8 +28,7 @@ from flwr.client import mod as client_mods
 from flwr.clientapp import mod as clientapp_mods
 from flwr.serverapp import Grid
 
-VERSION = metadata.version("flwr")
-REMEDY = "install flwr>=1.41,<2 as in constraints.txt"
+from flwr_safedshb.flower.patching import REMEDY, VERSION
 
 try:
     from flwr.client.mod.utils import make_ffn
@@ -60,7 +58,7 @@ R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
 
 
 def set_process_run(run_id: int) -> None:
-    """Say which run the messages belong to that this process makes from now on."""
+    """Set the run of the messages that this process makes from now on."""
     TaskIdentity.run_id = run_id
     TaskIdentity.node_id = SUPERLINK_NODE_ID
     TaskIdentity.task_id = 1
@@ -72,46 +70,44 @@ def set_message_id(message: Message, message_id: str) -> None:
 
 
 def set_run_id(message: Message, run_id: int) -> None:
-    """Make a message one of a run, sent by its server.
+    """Set the run of a message, and the server as its sender.
 
-    Its constructor asks the process, for which another run may have been named since.
+    Its constructor asks the process, whose run may have been set to another since.
     """
     message.metadata.__dict__.update(_run_id=run_id, _src_node_id=SUPERLINK_NODE_ID)
 
 
 def is_reply_to(reply: Message, message_id: str, node: int) -> bool:
-    """Whether a reply answers a message, and comes from the node that was asked.
+    """Return True if a reply answers a message and comes from the node it was sent to.
 
-    That a node was lost is said by the SuperLink.
+    The SuperLink itself replies, with an error, for a node that was lost.
     """
-    about = reply.metadata
-    if about.reply_to_message_id != message_id:
+    metadata = reply.metadata
+    if metadata.reply_to_message_id != message_id:
         return False
-    lost = reply.has_error() and about.src_node_id == SUPERLINK_NODE_ID
-    return about.src_node_id == node or lost
+    lost = reply.has_error() and metadata.src_node_id == SUPERLINK_NODE_ID
+    return metadata.src_node_id == node or lost
 
 
 def set_reply_to(reply: Message, message_id: str) -> None:
-    """Make a reply the answer to another message, as only an adversary does."""
+    """Make a reply answer another message, as only an adversary does."""
     reply.metadata.__dict__["_reply_to_message_id"] = message_id
 
 
-# ---- shortcuts around constructors, each with what it saves -------------------------
-# Measured by `python -m simulations.benchmarks.ablation`, in processor time: how much
-# longer a round of 7 nodes in process, or of 1000 in a BatchedGrid, takes without them.
+# ---- shortcuts around constructors ---------------------------------------------------
+# Each states how much more processor time a round of 7 nodes in process, and of 1000 in
+# a BatchedGrid, takes without it (`python -m simulations.benchmarks.ablation`).
 
 
 def replace_entries_unchecked(record: R, entries: Mapping[str, object]) -> R:
-    """Return a record of the same kind with these entries, which are not checked."""
-    # Without it 26 % longer, and 39 %.
+    """Return a record of the same kind with these entries, unchecked (26 %, 39 %)."""
     copy = record.copy()
     copy.__dict__["_data"] = dict(entries)
     return copy
 
 
 def make_array_unchecked(dtype: str, shape: tuple[int, ...], data: bytes) -> Array:
-    """Return the same as ``Array(dtype, shape, NUMPY, data)``."""
-    # Without it no longer in process, and 9 % in a BatchedGrid.
+    """Return the same as ``Array(dtype, shape, NUMPY, data)`` (0 %, 9 %)."""
     array = Array.__new__(Array)
     array.__dict__.update(dtype=dtype, shape=shape, stype=NUMPY, data=data)
     return array
@@ -125,16 +121,15 @@ def shallow_copy(thing: T) -> T:
 
 
 def copy_content(content: RecordDict) -> RecordDict:
-    """Return a copy of a message's content that shares nothing mutable."""
-    # Without it and `copy_for_delivery` 16 % longer, and 10 %.
-    records = {key: _copied_record(record) for key, record in content.items()}
+    """Return a copy of a message's content that shares nothing mutable (16 %, 10 %)."""
+    records = {key: _copy_record(record) for key, record in content.items()}
     return replace_entries_unchecked(content, records)
 
 
 def copy_for_delivery(
     message: Message, message_id: str, context: Context
 ) -> tuple[Message, Context]:
-    """Give a message its id; return it and a node's Context as the other side's own."""
+    """Set a message's id; return copies of it and of a node's Context for the node."""
     set_message_id(message, message_id)
     content = copy_content(message.content) if message.has_content() else None
     copy = Message.__new__(Message)
@@ -154,16 +149,13 @@ def copy_context(context: Context) -> Context:
     )
 
 
-def _copied_record(record: Record) -> Record:
+def _copy_record(record: Record) -> Record:
     if isinstance(record, ArrayRecord):
-        return replace_entries_unchecked(
-            record, {name: shallow_copy(array) for name, array in record.items()}
-        )
+        arrays = {name: shallow_copy(array) for name, array in record.items()}
+        return replace_entries_unchecked(record, arrays)
     values = record.items()
     entries = {k: list(v) if isinstance(v, list) else v for k, v in values}
-    return replace_entries_unchecked(
-        cast(ConfigRecord, record), entries
-    )  # of the record's own kind
+    return replace_entries_unchecked(cast(ConfigRecord, record), entries)
 
 
 # ---- mods ---------------------------------------------------------------------------
@@ -172,18 +164,17 @@ def _copied_record(record: Record) -> Record:
 
 
 _CLIPS = (
-    "clips the difference of the reply and the model, and this client's reply is a "
-    "momentum, which is private already and must arrive as it is;"
+    "clips the difference of the reply and the model, but this client's reply is a "
+    "momentum, which is private already and must arrive unchanged;"
 )
 _HIDES = (
-    "hides the single replies, which the server needs to tell the adversarial ones; "
-    "the momentums are private without it;"
+    "hides the single replies, which the server needs to find adversaries; the "
+    "momentums are private without it;"
 )
 _UNKNOWN = (
-    "is no mod that is known to leave the reply as it is; if it does, name it in "
-    "trusted_mods of the SafeDSHBClient, else"
+    "is not known to leave the reply unchanged; if it does, name it in trusted_mods "
+    "of the SafeDSHBClient, else"
 )
-# By kind: to tell a user why is kinder than to say that a mod is not known.
 _LOCAL_DP = (clientapp_mods.LocalDpMod, client_mods.LocalDpMod)
 _CLIPPING = (
     clientapp_mods.fixedclipping_mod,
@@ -201,12 +192,12 @@ _HARMLESS = (
 
 
 def check_mods(trusted: Collection[Mod] = ()) -> str | None:
-    """Say why the caller must not work under the mods around it, if it must not.
+    """Return why the caller must not work under the mods around it, or None.
 
     Parameters
     ----------
     trusted : collection of mods
-        Which leave the reply as it is, says the user.
+        Mods that leave the reply unchanged, as the user says.
     """
     for mod in active_mods():
         if mod in _HARMLESS or mod in trusted:
@@ -221,10 +212,10 @@ def check_mods(trusted: Collection[Mod] = ()) -> str | None:
 
 
 def active_mods() -> Iterator[Mod]:
-    """Yield every mod that the caller works under, the innermost first.
+    """Yield the mods that the caller works under, the innermost first.
 
-    Nothing tells an app which mods are around it. But a mod that is at work is among
-    the callers, and one function of Flower calls them all.
+    Flower does not tell an app its mods. But an active mod is on the call stack, and
+    one function of Flower calls them all.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -248,25 +239,25 @@ _CALLS_MODS: CodeType = make_ffn(_idle_app, [_idle_mod]).__code__
 
 
 def unwrap_numpy_client(client: object) -> object:
-    """Return the NumPyClient in what its ``to_client()`` made; anything else as is."""
+    """Return the NumPyClient inside what ``to_client()`` made, else the argument."""
     return getattr(client, "numpy_client", client)
 
 
 # ---- Grids --------------------------------------------------------------------------
 
-# To import these takes half a second, and where they are in use they are imported.
+# Takes half a second to import; where such a Grid is in use, it has been imported.
 _GRIDS = "flwr.superlink.grid"
 
 
 def is_flower_simulation(grid: Grid) -> bool:
-    """Whether the nodes behind a Grid of Flower are simulated in this process."""
-    return _GRIDS in sys.modules and isinstance(
-        grid, import_module(_GRIDS).InMemoryGrid
-    )
+    """Return True if a Grid of Flower simulates its nodes in this process."""
+    if _GRIDS not in sys.modules:
+        return False
+    return isinstance(grid, import_module(_GRIDS).InMemoryGrid)
 
 
 def lacks_tls(grid: Grid) -> bool:
-    """Whether a Grid is known to reach its SuperLink without TLS."""
+    """Return True if a Grid is known to reach its SuperLink without TLS."""
     return bool(getattr(grid, "_insecure", False))
 
 
@@ -274,12 +265,12 @@ def lacks_tls(grid: Grid) -> bool:
 
 
 def flatten_config(config: Mapping[str, Any]) -> UserConfig:
-    """Return a nested config with dots in its keys, as Flower flattens it."""
+    """Flatten a nested config as Flower does: keys are joined by dots."""
     return cast(UserConfig, _config().flatten_dict(dict(config)))
 
 
 def parse_config(arguments: list[str]) -> UserConfig:
-    """Return the config that command line arguments of Flower's programs state."""
+    """Parse a config from command-line arguments, as Flower's programs do."""
     return cast(UserConfig, _config().parse_config_args(arguments))
 
 

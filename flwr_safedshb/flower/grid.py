@@ -1,10 +1,10 @@
-"""Grids that wrap other Grids, and whether the nodes behind a Grid are simulated.
+"""Grids that wrap other Grids; pulling replies so that none costs another one.
 
-Flower's Grid turns the bytes of all replies into objects in one call. Bytes that are no
-such objects make the whole call fail, and the other replies are lost with it. A reply
-that never arrives completely keeps the call waiting for minutes. A SuperLink may also
-hold messages that a node has forged. `FaultTolerantGrid` therefore pulls each reply
-separately, and accepts it only if it answers the message that its node was sent.
+Flower's Grid decodes all replies in one call. Bytes that cannot be decoded make the
+whole call fail, and the other replies are lost with it. A reply whose objects never
+arrive keeps the call waiting for minutes. A SuperLink may also hold messages that a
+node has forged. `FaultTolerantGrid` therefore pulls each reply separately, and accepts
+it only if it answers the message that its node was sent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from logging import WARNING
 from queue import Empty, SimpleQueue
 
@@ -22,31 +24,30 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
-from flwr_safedshb.flower import patch_grid as superlink
 from flwr_safedshb.flower.compat import (
     Run,
     is_flower_simulation,
     is_reply_to,
     set_run_id,
 )
+from flwr_safedshb.flower.patch_grid import patch_grid
 
-# Between two questions that nothing came of: as long as one takes, or a share of
-# the time waited so far, within these bounds: they must not keep a SuperLink busy.
-_PAUSE_RATIO, _PAUSE_SHARE = 1.0, 0.02
-_LEAST_PAUSE, _MOST_PAUSE = 0.05, 3.0
-# Replies that are collected at a time, and seconds after which the others go on.
-_AT_A_TIME = 8
-_PATIENCE = 0.5
+# The pause after pulls that brought nothing: as long as they took, or a share of the
+# time waited so far, within bounds, so that they do not keep a SuperLink busy.
+_PAUSE_SHARE, _MIN_PAUSE, _MAX_PAUSE = 0.02, 0.05, 3.0
+# Replies that are pulled at a time, and seconds after which the others go on.
+_MAX_BATCH = 8
+_BATCH_SECONDS = 0.5
 # Times that a SuperLink may fail over one reply.
 _MAX_FAILURES = 3
 
 
 class SimulatedGrid(Grid):
-    """A Grid whose nodes are simulated here, so that no stranger is among them."""
+    """A Grid that simulates its nodes here, so that no stranger is among them."""
 
 
 class WrappedGrid(Grid):
-    """A Grid that does what the Grid inside it does."""
+    """Base class: a Grid that passes every call on to the Grid inside it."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -100,7 +101,7 @@ def unwrap_grid(grid: Grid) -> Grid:
 
 
 def is_simulated(grid: Grid) -> bool:
-    """Whether the nodes are known to be simulated; of other Grids nothing is known."""
+    """Return True if a Grid is known to simulate its nodes."""
     grid = unwrap_grid(grid)
     return isinstance(grid, SimulatedGrid) or is_flower_simulation(grid)
 
@@ -110,7 +111,7 @@ class FaultTolerantGrid(WrappedGrid):
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
-        superlink.patch(unwrap_grid(grid))
+        patch_grid(unwrap_grid(grid))
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -126,25 +127,24 @@ class FaultTolerantGrid(WrappedGrid):
         """
         start = time.monotonic()
         deadline = math.inf if timeout is None else start + timeout
-        asked = self._push(list(messages))
-        collection = _Collection(self.grid, asked)
-        while collection.waiting:
+        collector = _ReplyCollector(self.grid, self._push(list(messages)))
+        while collector.waiting:
             began = time.monotonic()
-            over = began >= deadline
-            if collection.ask(everything=over):
+            is_late = began >= deadline
+            if collector.poll(everything=is_late):
                 continue
-            if over:
+            if is_late:
                 break
             now = time.monotonic()
-            pause = max(_PAUSE_RATIO * (now - began), _PAUSE_SHARE * (now - start))
-            pause = min(max(pause, _LEAST_PAUSE), _MOST_PAUSE, deadline - now)
+            pause = max(now - began, _PAUSE_SHARE * (now - start))
+            pause = min(max(pause, _MIN_PAUSE), _MAX_PAUSE, deadline - now)
             time.sleep(max(pause, 0.0))
-        return collection.replies
+        return collector.replies
 
     def _push(self, messages: Sequence[Message]) -> dict[str, int]:
-        """Send messages, and return the ids of those that were sent with their nodes.
+        """Push messages; return the ids of those that were sent with their nodes.
 
-        The same bytes may be sent twice, so what failed together is tried one by one.
+        Pushing is idempotent, so what failed together is tried one by one.
         """
         run_id = self.run.run_id
         for message in messages:
@@ -155,23 +155,25 @@ class FaultTolerantGrid(WrappedGrid):
             log(WARNING, "Messages could not be sent at once: %s", error)
             ids = [self._push_alone(message) for message in messages]
         return {
-            name: message.metadata.dst_node_id
-            for name, message in zip(ids, messages, strict=False)
-            if name
+            message_id: message.metadata.dst_node_id
+            for message_id, message in zip(ids, messages, strict=False)
+            if message_id
         }
 
     def _push_alone(self, message: Message) -> str:
         try:
-            (name,) = self.grid.push_messages([message])
+            (message_id,) = self.grid.push_messages([message])
         except (httpx.HTTPStatusError, ObjectPushError, ValueError) as error:
             node = message.metadata.dst_node_id
-            log(WARNING, "Node %d could not be asked: %s", node, type(error).__name__)
+            log(
+                WARNING, "Node %d could not be sent its message: %s", node, _name(error)
+            )
             return ""
-        return name
+        return message_id
 
 
-class _Collection:
-    """Replies to come.
+class _ReplyCollector:
+    """Pull the replies to messages.
 
     Attributes
     ----------
@@ -180,87 +182,94 @@ class _Collection:
     replies : list of Message
     """
 
-    def __init__(self, grid: Grid, asked: dict[str, int]) -> None:
+    def __init__(self, grid: Grid, sent: dict[str, int]) -> None:
         self._grid = grid
-        self.waiting = asked
+        self.waiting = sent
         self.replies: list[Message] = []
         self._busy: set[str] = set()
-        self._failures: dict[str, int] = {}
-        self._found: SimpleQueue[tuple[str, list[Message] | Exception]] = SimpleQueue()
-        # What is simulated in this process is there or not; it is not waited for.
-        self._alone = is_simulated(grid)
-        self._eager = 1
+        self._failures: Counter[str] = Counter()
+        self._results: SimpleQueue[tuple[str, list[Message] | Exception]] = (
+            SimpleQueue()
+        )
+        # A simulated reply is there or not: nobody waits for it.
+        self._simulated = is_simulated(grid)
+        self._batch = 1
 
-    def ask(self, everything: bool) -> bool:
-        """Ask for replies; True if one came, or one need not be waited for.
+    def poll(self, everything: bool) -> bool:
+        """Pull replies; return True if one came, or one need not be waited for.
 
-        Replies come together, and a question costs a SuperLink as much as a reply. So
-        one of them is asked for, in turn, until it is there; then two, then four.
+        Replies tend to come together, and a pull costs a SuperLink as much as a reply.
+        So one message after the other is asked about until a reply is there; then two
+        at a time, then four.
         """
         before = len(self.waiting)
-        ids = [name for name in self.waiting if name not in self._busy]
-        if not (everything or self._alone):
-            ids = ids[: self._eager]
-        for start in range(0, len(ids), _AT_A_TIME):
-            part = ids[start : start + _AT_A_TIME]
-            if self._alone:
-                for name in part:
-                    self._pull(name)
+        ids = [each for each in self.waiting if each not in self._busy]
+        if not (everything or self._simulated):
+            ids = ids[: self._batch]
+        for start in range(0, len(ids), _MAX_BATCH):
+            batch = ids[start : start + _MAX_BATCH]
+            if self._simulated:
+                for message_id in batch:
+                    self._pull(message_id)
             else:
-                self._pull_together(part)
-        while True:
-            try:
-                self._take(*self._found.get_nowait())
-            except Empty:
-                break
-        for name in ids:
-            if name in self.waiting:  # the others are first now
-                self.waiting[name] = self.waiting.pop(name)
+                self._pull_in_threads(batch)
+        with suppress(Empty):
+            while True:
+                self._accept(*self._results.get_nowait())
+        for message_id in ids:
+            if message_id in self.waiting:  # the others are first now
+                self.waiting[message_id] = self.waiting.pop(message_id)
         came = len(self.waiting) < before
-        self._eager = min(2 * self._eager, _AT_A_TIME) if came else 1
+        self._batch = min(2 * self._batch, _MAX_BATCH) if came else 1
         return came
 
-    def _pull_together(self, names: Sequence[str]) -> None:
-        """Ask in threads; one that hangs over a reply is left alone with it."""
-        self._busy.update(names)
+    def _pull_in_threads(self, ids: Sequence[str]) -> None:
+        """Pull in threads; one that hangs over a reply is left alone with it."""
+        self._busy.update(ids)
         threads = [
-            threading.Thread(target=self._pull, args=(name,), daemon=True)
-            for name in names
+            threading.Thread(target=self._pull, args=(message_id,), daemon=True)
+            for message_id in ids
         ]
         for thread in threads:
             thread.start()
-        until = time.monotonic() + _PATIENCE
+        until = time.monotonic() + _BATCH_SECONDS
         for thread in threads:
             thread.join(max(until - time.monotonic(), 0.0))
 
-    def _pull(self, name: str) -> None:
+    def _pull(self, message_id: str) -> None:
         try:
-            self._found.put((name, list(self._grid.pull_messages([name]))))
+            found = list(self._grid.pull_messages([message_id]))
+            self._results.put((message_id, found))
         except Exception as error:
-            self._found.put((name, error))
+            self._results.put((message_id, error))
 
-    def _take(self, name: str, found: list[Message] | Exception) -> None:
-        self._busy.discard(name)
-        node = self.waiting.get(name)
+    def _accept(self, message_id: str, result: list[Message] | Exception) -> None:
+        self._busy.discard(message_id)
+        node = self.waiting.get(message_id)
         if node is None:
             return
-        if isinstance(found, Exception):
-            self._failed(name, node, found)
+        if isinstance(result, Exception):
+            self._handle_failure(message_id, node, result)
             return
-        # What answers nothing is handed on as well, to be counted, and waited on: the
-        # true reply may still come, but not from a node that is simulated.
-        self.replies += found
-        if any(is_reply_to(reply, name, node) for reply in found) or (
-            found and self._alone
+        # A reply that answers nothing is handed on as well, to be counted, and waited
+        # on: the true reply may still come, but not from a node that is simulated.
+        self.replies += result
+        if any(is_reply_to(reply, message_id, node) for reply in result) or (
+            result and self._simulated
         ):
-            del self.waiting[name]
+            del self.waiting[message_id]
 
-    def _failed(self, name: str, node: int, error: Exception) -> None:
+    def _handle_failure(self, message_id: str, node: int, error: Exception) -> None:
+        """Give a reply up, after a few tries if it was the SuperLink that failed."""
         if isinstance(error, httpx.HTTPStatusError):
-            self._failures[name] = self._failures.get(name, 0) + 1
-            if self._failures[name] < _MAX_FAILURES:
+            self._failures[message_id] += 1
+            if self._failures[message_id] < _MAX_FAILURES:
                 return
         elif isinstance(error, OSError | httpx.TransportError):
             raise error
-        log(WARNING, "No reply of node %d can be read: %s", node, type(error).__name__)
-        self.waiting.pop(name, None)
+        log(WARNING, "The reply of node %d cannot be read: %s", node, _name(error))
+        self.waiting.pop(message_id, None)
+
+
+def _name(error: Exception) -> str:
+    return type(error).__name__

@@ -1,50 +1,68 @@
-"""Envelopes: the small objects of a message travel together, in its head.
+"""Inline objects: the small objects of a message travel in its head.
 
 Flower sends the head of a message, and then every object of its tree by a call of its
-own. A call costs some milliseconds on both sides whatever it brings, and the message of
-a small model has a dozen of objects. The head of a message has room for content, which
-Flower's programs keep and hand on as it is, and do not read. So whoever makes a message
-puts its small objects there, as they are, byte for byte; whoever gets one looks there
-first (`opener`). Large objects travel on their own, as they always do.
+own. Each call costs some milliseconds on both sides, and the message of a small model
+has a dozen of objects. A head has room for content, which Flower's programs pass on and
+never read. So the sender puts its small objects there, byte for byte, and the receiver
+(`InlineObjectsClient`) looks there first. Large objects travel on their own.
 
-A SuperLink is told less of the tree: its root, by which it finds the message, and what
-is not inside. The root is never sent there by itself: nobody asks for it. Where all of
-a message is inside, nobody has to confirm either that it has come: that makes the
-SuperLink delete objects, and it has none.
+The SuperLink is told a smaller tree: the root, by which it finds the message, and what
+is not inline. If all of a message is inline, its receipt need not be confirmed either:
+that makes the SuperLink delete objects, and it has none.
 
-Who opens an envelope computes the id of each object from its bytes, so that an envelope
-can no more lie about an object than a call can. Who does not know of envelopes never
-gets less than Flower's own form: the server sends them to nodes that have sent one.
+The receiver computes each object's id from its bytes, so inline objects can lie no more
+than objects that are pulled. A side that does not know inline objects never gets fewer
+than Flower's own form: the server sends them only to nodes that have sent some.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
+from flwr.app import Message
+from flwr.app.message.arraychunk import ArrayChunk
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ConfirmMessageReceivedResponse,
+    PullObjectRequest,
+    PullObjectResponse,
+)
 from flwr.proto.recorddict_pb2 import (
     BytesList,
     ConfigRecord,
     ConfigRecordValue,
     RecordDict,
 )
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-from flwr_safedshb.flower import fleet
-from flwr_safedshb.flower.fleet import message_pb2
+from flwr_safedshb.flower.object_tree import (
+    hash_object,
+    message_pb2,
+    parse_head,
+    walk_tree,
+)
 
-# The record that is an envelope, and its one entry.
-NAME, _OBJECTS = "safedshb.envelope", "objects"
-# Bytes of the largest object in an envelope, and of all of them.
-SMALL, MOST = 64 * 2**10, 256 * 2**10
-# Objects in the tree of a message, and how deep they lie.
+# The record that holds inline objects, and its one entry.
+RECORD_KEY, _ENTRY_KEY = "safedshb.envelope", "objects"
+# Bytes of the largest inline object, and of all of them in one head.
+MAX_OBJECT_BYTES, MAX_INLINE_BYTES = 64 * 2**10, 256 * 2**10
+# Objects in the tree of a message, and their depth.
 MAX_OBJECTS, _MAX_DEPTH = 2**14, 16
-# Bytes that a head needs for each object in it, beside the object.
-_HEADS = 16
+# Bytes that a head needs for each inline object, beside the object.
+_OVERHEAD_BYTES = 16
+# Seconds between two calls for an object that is still on its way, and in total.
+_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.05, 1.0
+# Messages whose inline objects are kept at a time.
+_MAX_KEPT = 64
 
 Objects = dict[str, bytes]
 
 
-def chosen(root: str, objects: Mapping[str, bytes]) -> Objects | None:
-    """Return the objects that an envelope is for, None if there is none for this.
+def select_inline(root: str, objects: Mapping[str, bytes]) -> Objects | None:
+    """Select the objects of a message that travel inline; None if it has too many.
 
     Parameters
     ----------
@@ -53,85 +71,177 @@ def chosen(root: str, objects: Mapping[str, bytes]) -> Objects | None:
     objects : mapping of str to bytes
         The objects of the message, with all that have children.
     """
-    inner = {name: each for name, each in objects.items() if fleet.head(each).children}
-    size = sum(map(len, inner.values()))
-    if root not in inner or size > MOST:
+    inline = {name: each for name, each in objects.items() if parse_head(each).children}
+    size = sum(map(len, inline.values()))
+    if root not in inline or size > MAX_INLINE_BYTES:
         return None
     for name, each in objects.items():
-        if name not in inner and len(each) <= SMALL and size + len(each) <= MOST:
-            inner[name] = each
+        fits = len(each) <= MAX_OBJECT_BYTES and size + len(each) <= MAX_INLINE_BYTES
+        if name not in inline and fits:
+            inline[name] = each
             size += len(each)
-    return inner
+    return inline
 
 
-def seal(message: message_pb2.Message, inside: Mapping[str, bytes]) -> None:
-    """Put objects into the head of a message; none, to say that one is understood."""
-    value = ConfigRecordValue(bytes_list=BytesList(vals=inside.values()))
-    record = ConfigRecord(items=[ConfigRecord.Item(key=_OBJECTS, value=value)])
-    item = RecordDict.Item(key=NAME, config_record=record)
-    message.content.CopyFrom(RecordDict(items=[item]))
+def attach_inline(head: message_pb2.Message, objects: Mapping[str, bytes]) -> None:
+    """Put objects into a head; an empty mapping says that inline objects are read."""
+    value = ConfigRecordValue(bytes_list=BytesList(vals=objects.values()))
+    record = ConfigRecord(items=[ConfigRecord.Item(key=_ENTRY_KEY, value=value)])
+    item = RecordDict.Item(key=RECORD_KEY, config_record=record)
+    head.content.CopyFrom(RecordDict(items=[item]))
 
 
-def opened(message: message_pb2.Message, most: int = MAX_OBJECTS) -> Objects | None:
-    """Return the objects in the head of a message, None if it has no envelope.
-
-    Parameters
-    ----------
-    message : Message
-        The head.
-    most : int
-        Objects that there may be: to compute the id of each takes time.
+def read_inline(
+    head: message_pb2.Message, max_objects: int = MAX_OBJECTS
+) -> Objects | None:
+    """Return the objects in a head by their ids; None if it was not made to hold any.
 
     Raises
     ------
     ValueError
-        If there are more, or more bytes than in any envelope.
+        If there are more than `max_objects`, since hashing each takes time, or more
+        bytes than `attach_inline` is ever given.
     """
-    if len(message.content.items) != 1 or message.content.items[0].key != NAME:
+    if len(head.content.items) != 1 or head.content.items[0].key != RECORD_KEY:
         return None
-    if message.content.ByteSize() > MOST + _HEADS * most:
-        raise ValueError("an envelope that is too large")
-    entries = message.content.items[0].config_record.items
+    if head.content.ByteSize() > MAX_INLINE_BYTES + _OVERHEAD_BYTES * max_objects:
+        raise ValueError("inline objects that are too large")
+    entries = head.content.items[0].config_record.items
     found = [each for entry in entries for each in entry.value.bytes_list.vals]
-    if len(found) > most:
-        raise ValueError("an envelope of too many objects")
-    return {fleet.object_id(each): each for each in found}
+    if len(found) > max_objects:
+        raise ValueError("too many inline objects")
+    return {hash_object(each): each for each in found}
 
 
-def empty(message: message_pb2.Message) -> None:
-    """Take the envelope out of the head of a message, if there is one."""
-    if message.content.items:  # the head of an error has no content, not even none
-        message.ClearField("content")
-        message.content.SetInParent()
+def remove_inline(head: message_pb2.Message) -> None:
+    """Remove the inline objects from a head, if there are any."""
+    if head.content.items:  # an error's head must keep having no content at all
+        head.ClearField("content")
+        head.content.SetInParent()
 
 
-def outer_tree(
-    tree: message_pb2.ObjectTree, inside: Mapping[str, bytes]
+def prune_tree(
+    tree: message_pb2.ObjectTree, inline: Mapping[str, bytes]
 ) -> message_pb2.ObjectTree:
-    """Return the tree of what a SuperLink keeps: the root, and what is not inside."""
-    outside = {part.object_id for part, _ in fleet.walk(tree)} - {*inside}
+    """Return the tree that a SuperLink stores: the root, and what is not inline."""
+    outside = {part.object_id for part, _ in walk_tree(tree)} - {*inline}
     leaves = [message_pb2.ObjectTree(object_id=name) for name in sorted(outside)]
     return message_pb2.ObjectTree(object_id=tree.object_id, children=leaves)
 
 
-def whole_tree(name: str, inside: Mapping[str, bytes]) -> message_pb2.ObjectTree:
-    """Return the tree of a message; what is not inside has no children.
+def rebuild_tree(root: str, inline: Mapping[str, bytes]) -> message_pb2.ObjectTree:
+    """Rebuild the tree of a message; what is not inline has no children.
 
     Raises
     ------
     ValueError
-        If the bytes inside are not objects, or stand for a tree without end: what is
-        named twice is in it twice.
+        If the bytes are not objects, or stand for a huge tree: an object that is named
+        twice is in it twice.
     """
     left = MAX_OBJECTS
 
-    def tree(name: str, depth: int) -> message_pb2.ObjectTree:
+    def build(name: str, depth: int) -> message_pb2.ObjectTree:
         nonlocal left
         left -= 1
         if left < 0 or depth > _MAX_DEPTH:
-            raise ValueError("an envelope with a tree that is too large")
-        children = fleet.head(inside[name]).children if name in inside else []
-        below = [tree(child, depth + 1) for child in children]
+            raise ValueError("inline objects whose tree is too large")
+        children = parse_head(inline[name]).children if name in inline else []
+        below = [build(child, depth + 1) for child in children]
         return message_pb2.ObjectTree(object_id=name, children=below)
 
-    return tree(name, 1)
+    return build(root, 1)
+
+
+def deflate_small_objects(message: Message, known: Objects) -> Objects:
+    """Return the bytes of a message's objects, without large pieces of arrays.
+
+    `known` holds objects of other messages, and is added to: the messages of a round
+    share nearly all of theirs.
+    """
+    found = {}
+    for name, part in get_all_nested_objects(message).items():
+        if name not in known:
+            if isinstance(part, ArrayChunk) and len(part.data) > MAX_OBJECT_BYTES:
+                continue
+            known[name] = part.deflate()
+        found[name] = known[name]
+    return found
+
+
+class _Kept(NamedTuple):
+    """Inline objects of a message, and whether it has others."""
+
+    inline: Objects
+    has_others: bool
+
+
+class InlineObjectsClient:
+    """Replace the pulling calls of a Flower client by calls that read inline objects.
+
+    The Runtime and the Fleet API name these calls alike. An object that is not there
+    yet is also asked for again soon, where Flower waits for a second.
+
+    Parameters
+    ----------
+    client : RuntimeHttpClient or FleetHttpClient
+        Its calls are replaced.
+    on_inline : callable (Message) -> None
+        Called with the head of each message that came with inline objects.
+    """
+
+    def __init__(
+        self, client: Any, on_inline: Callable[[message_pb2.Message], None]
+    ) -> None:
+        self._pull_messages = client.PullMessages
+        self._pull_object = client.PullObject
+        self._confirm = client.ConfirmMessageReceived
+        self._on_inline = on_inline
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        vars(client).update(
+            PullMessages=self.pull_messages,
+            PullObject=self.pull_object,
+            ConfirmMessageReceived=self.confirm,
+        )
+
+    def pull_messages(self, request: Any) -> Any:
+        """Pull messages, and keep their inline objects."""
+        answer = self._pull_messages(request)
+        trees = answer.message_object_trees
+        for head, tree in zip(answer.messages_list, trees, strict=True):
+            inline = read_inline(head)
+            if inline is None:
+                continue
+            self._on_inline(head)
+            if inline:
+                self._kept[tree.object_id] = _Kept(inline, bool(tree.children))
+                tree.CopyFrom(rebuild_tree(tree.object_id, inline))
+                while len(self._kept) > _MAX_KEPT:
+                    self._kept.popitem(last=False)
+        return answer
+
+    def pull_object(self, request: PullObjectRequest) -> PullObjectResponse:
+        """Return an object that came inline, or pull it as soon as it is there."""
+        for kept in [*self._kept.values()]:
+            if request.object_id in kept.inline:
+                return PullObjectResponse(
+                    object_found=True,
+                    object_available=True,
+                    object_content=kept.inline[request.object_id],
+                )
+        deadline = time.monotonic() + _MAX_RETRY_SECONDS
+        while True:
+            answer: PullObjectResponse = self._pull_object(request)
+            is_coming = answer.object_found and not answer.object_available
+            if not is_coming or time.monotonic() > deadline:
+                return answer
+            time.sleep(_RETRY_SECONDS)
+
+    def confirm(
+        self, request: ConfirmMessageReceivedRequest
+    ) -> ConfirmMessageReceivedResponse:
+        """Confirm a message, if its sender keeps any object of it."""
+        kept = self._kept.pop(request.message_object_id, None)
+        if kept is not None and not kept.has_others:
+            return ConfirmMessageReceivedResponse()
+        answer: ConfirmMessageReceivedResponse = self._confirm(request)
+        return answer

@@ -1,4 +1,4 @@
-"""What is particular to apps of Flower's older kind: clients behind a manager."""
+"""Flower's older API: clients behind a ClientManager."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["ClientManagerGrid", "ClientProxy", "find_grid"]
 
 
 class ClientManagerGrid(Grid):
-    """The nodes of a ClientManager, to choose from; the server itself sends."""
+    """A Grid to choose nodes of a ClientManager from; the server itself sends."""
 
     def __init__(self, client_manager: ClientManager) -> None:
         self._manager = client_manager
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of all nodes, which are the names of their proxies."""
+        """Return the ids of all nodes: the cids of their proxies."""
         return [int(cid) for cid in self._manager.all()]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send nothing."""
+        """Refuse: the server sends its messages itself."""
         raise NotImplementedError("the server sends its messages itself")
 
     pull_messages = send_and_receive = push_messages  # type: ignore[assignment]
@@ -31,7 +31,7 @@ class ClientManagerGrid(Grid):
 
 
 def find_grid(client_manager: ClientManager) -> Grid | None:
-    """Return the network that the clients are reached by, if that is known."""
+    """Return the Grid that the clients are reached by; None if it is not known."""
     for proxy in client_manager.all().values():
         grid = getattr(proxy, "grid", None)
         return grid if isinstance(grid, Grid) else None

@@ -1,4 +1,4 @@
-"""What is taken for granted about Flower's undocumented names, and whether it holds."""
+"""Check that the private names of Flower in `compat` mean what we expect."""
 
 from __future__ import annotations
 
@@ -17,24 +17,31 @@ from flwr.app import (
 from flwr.client import NumPyClient
 
 from flwr_safedshb.flower import compat
+from flwr_safedshb.flower.patching import REMEDY, VERSION, Expectation, find_unmet
 
 
-def _idle(message: Message, context: Context, call_next: Any) -> Message:
-    return cast(Message, call_next(message, context))
+def check() -> None:
+    """Raise ImportError if Flower's private names do not behave as expected.
+
+    The error names the version of Flower and what does not hold.
+    """
+    if unmet := find_unmet(_expectations):
+        raise ImportError(
+            f"flwr {VERSION} is not as flwr_safedshb knows it (expected, and not so: "
+            f"{'; '.join(unmet)}); {REMEDY}"
+        )
 
 
-def _findings() -> Iterator[tuple[str, bool]]:
-    """Yield what is taken for granted, and whether it holds."""
+def _expectations() -> Iterator[Expectation]:
     for name in ("run_id", "node_id", "task_id"):
         found = getattr(type(compat.TaskIdentity), name, None)
-        yield (
-            f"TaskIdentity.{name} can be set",
-            getattr(found, "fset", None) is not None,
-        )
+        settable = getattr(found, "fset", None) is not None
+        yield f"TaskIdentity.{name} can be set", settable
     info = Metadata(1, "a", 2, 3, "b", "", 0.0, 1.0, "train")
     config = ConfigRecord({"x": [1, 2]})
     arrays = ArrayRecord({"y": Array("int64", (), compat.NUMPY, b"")})
-    message = Message(RecordDict({"c": config, "d": arrays}), metadata=info)  # type: ignore[call-overload]
+    content = RecordDict({"c": config, "d": arrays})
+    message = Message(content, metadata=info)  # type: ignore[call-overload]
     context = Context(1, 2, {}, message.content, {})
     copy, own = compat.copy_for_delivery(message, "a", context)
     yield "records keep their entries in _data", copy.content == message.content
@@ -42,60 +49,36 @@ def _findings() -> Iterator[tuple[str, bool]]:
     copy.content["e"] = ConfigRecord()
     copy.content.array_records["d"]["y"].data = b"changed"
     own.state["f"] = ConfigRecord()
-    yield (
-        "copies share nothing",
-        (config["x"] == [1, 2] and len(message.content) == 2 and not arrays["y"].data),
-    )
+    unchanged = config["x"] == [1, 2] and len(content) == 2 and not arrays["y"].data
+    yield "copies share nothing", unchanged
     compat.set_message_id(copy, "other")
     compat.set_reply_to(copy, "another")
+    compat.set_run_id(copy, 5)
+    sent, original = copy.metadata, (info.message_id, info.reply_to_message_id)
+    ids = (sent.message_id, sent.reply_to_message_id, *original)
     yield (
         "metadata has _message_id and _reply_to_message_id",
-        (
-            (info.message_id, info.reply_to_message_id) == ("a", "b")
-            and copy.metadata.message_id == "other"
-            and copy.metadata.reply_to_message_id == "another"
-        ),
+        ids == ("other", "another", "a", "b"),
     )
-    compat.set_run_id(copy, 5)
+    source = (sent.run_id, sent.src_node_id)
     yield (
         "metadata has _run_id and _src_node_id",
-        (copy.metadata.run_id, copy.metadata.src_node_id)
-        == (5, compat.SUPERLINK_NODE_ID),
+        source == (5, compat.SUPERLINK_NODE_ID),
     )
     made = compat.make_array_unchecked("int64", (), b"")
     yield "an Array is four values", made == arrays["y"] and made.is_dirty
     seen: list[compat.Mod] = []
 
-    def look(message: Message, context: Context) -> Message:
+    def record_mods(message: Message, context: Context) -> Message:
         seen.extend(compat.active_mods())
         return message
 
-    compat.make_ffn(look, [_idle, _idle])(message, cast(Context, None))
-    yield "mods at work can be seen", seen == [_idle, _idle]
-    older = NumPyClient()
-    yield (
-        "to_client() keeps the NumPyClient",
-        compat.unwrap_numpy_client(older.to_client()) is older,
-    )
+    compat.make_ffn(record_mods, [_idle_mod, _idle_mod])(message, cast(Context, None))
+    yield "mods at work can be seen", seen == [_idle_mod, _idle_mod]
+    client = NumPyClient()
+    wrapped = compat.unwrap_numpy_client(client.to_client())
+    yield "to_client() keeps the NumPyClient", wrapped is client
 
 
-def check() -> None:
-    """Compare Flower with what is taken for granted about it.
-
-    Raises
-    ------
-    ImportError
-        Naming the version of Flower and what does not hold.
-    """
-    wrong, cause = [], None
-    try:
-        for claim, holds in _findings():
-            wrong += [] if holds else [f"it does not hold that {claim}"]
-    except Exception as error:
-        wrong.append(f"{type(error).__name__}: {error}")
-        cause = error
-    if wrong:
-        raise ImportError(
-            f"flwr {compat.VERSION} is not as flwr_safedshb knows it "
-            f"({'; '.join(wrong)}); {compat.REMEDY}"
-        ) from cause
+def _idle_mod(message: Message, context: Context, call_next: Any) -> Message:
+    return cast(Message, call_next(message, context))

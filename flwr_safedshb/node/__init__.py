@@ -1,1 +1,1 @@
-"""What nodes and servers run besides training: gate, workers, doctor."""
+"""What operators run: the node service, its doctor, and the gate of a SuperLink."""

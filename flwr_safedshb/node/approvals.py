@@ -1,6 +1,6 @@
-"""Which apps a node runs: those whose bundles its owner has looked at.
+"""Which apps a node runs: those whose bundles its owner has inspected.
 
-A node runs the code that a run brings, and no floor or ledger holds against code. So
+A node runs the code that a run brings, and no policy or ledger holds against code. So
 its owner lists the hashes of the bundles that may run (``approved-apps`` in the node's
 config); any other is refused before it is unpacked.
 """
@@ -25,51 +25,49 @@ KEY = "approved-apps"
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 # A bundle is at most 10 MB; what it unpacks to must be of that size too.
 _MAX_BYTES = 64 * 2**20
-# Names by which a text becomes code.
+# Functions that run text as code.
 _RUNNERS = ("exec", "eval", "__import__", "compile")
 
 
 @dataclass(frozen=True)
 class Approvals:
-    """The bundles that may run; None: operators are trusted with code."""
+    """The hashes of bundles that may run; None: operators are trusted with code."""
 
     hashes: frozenset[str] | None = None
 
     @classmethod
-    def of(cls, words: object) -> Self:
-        """Read the value of ``approved-apps``: hashes separated by commas or spaces."""
-        if words is None:
+    def parse(cls, value: object) -> Self:
+        """Parse ``approved-apps``: hashes separated by commas or spaces, or None."""
+        if value is None:
             return cls(None)
-        if not isinstance(words, str):
-            raise ValueError(f"{KEY}={words!r} must be a text of hashes")
-        hashes = frozenset(re.split(r"[,\s]+", words.strip())) - {""}
-        for found in hashes:
-            if not _HASH.fullmatch(found):
+        if not isinstance(value, str):
+            raise ValueError(f"{KEY}={value!r} must be a string of hashes")
+        hashes = frozenset(re.split(r"[,\s]+", value.strip())) - {""}
+        for each in hashes:
+            if not _HASH.fullmatch(each):
                 raise ValueError(
-                    f"{KEY} has {found!r}, which is no SHA-256 in lower-case "
+                    f"{KEY} has {each!r}, which is no SHA-256 in lower-case "
                     "hexadecimal; `safedshb approve` writes them"
                 )
         return cls(hashes)
 
-    def words(self) -> str | None:
-        """Return what `of` reads."""
+    def to_text(self) -> str | None:
+        """Return what `parse` reads."""
         return None if self.hashes is None else ",".join(sorted(self.hashes))
 
-    def allow(self, found: str) -> bool:
-        """Say whether a bundle with this hash may run."""
-        return self.hashes is None or found in self.hashes
-
-    def refusal(self, found: str) -> str:
-        """Return what the server is told."""
+    def find_refusal(self, bundle_hash: str) -> str | None:
+        """Return what the server is told if a bundle may not run, else None."""
+        if self.hashes is None or bundle_hash in self.hashes:
+            return None
         return (
             f"this node's policy {KEY} refuses the run, whose app has the hash "
-            f"{found}; its owner approves an app with `safedshb approve`"
+            f"{bundle_hash}; its owner approves an app with `safedshb approve`"
         )
 
 
 @dataclass(frozen=True)
-class Contents:
-    """What an app is: for the owner of a node to look at.
+class AppContents:
+    """What an app is, for the owner of a node to inspect.
 
     Attributes
     ----------
@@ -91,8 +89,8 @@ class Contents:
     imports: Mapping[str, frozenset[str]]
 
 
-def contents(bundle: bytes) -> Contents:
-    """Read a bundle without unpacking it or running anything of it.
+def inspect_bundle(bundle: bytes) -> AppContents:
+    """Inspect a bundle without unpacking it or running anything of it.
 
     Raises
     ------
@@ -104,19 +102,20 @@ def contents(bundle: bytes) -> Contents:
             infos = [info for info in archive.infolist() if not info.is_dir()]
             if sum(info.file_size for info in infos) > _MAX_BYTES:
                 raise ValueError(f"it unpacks to more than {_MAX_BYTES} bytes")
-            texts = {info.filename: archive.read(info) for info in infos}
-        project = tomllib.loads(texts["pyproject.toml"].decode())
+            infos.sort(key=lambda info: info.filename)
+            files = {info.filename: archive.read(info) for info in infos}
+        project = tomllib.loads(files["pyproject.toml"].decode())
         app = project["tool"]["flwr"]["app"]
-        return Contents(
+        return AppContents(
             hashlib.sha256(bundle).hexdigest(),
             str(project["project"]["name"]),
             str(project["project"]["version"]),
             str(app.get("publisher", "")),
             {key: str(value) for key, value in app["components"].items()},
-            {name: len(text) for name, text in sorted(texts.items())},
+            {name: len(content) for name, content in files.items()},
             {
-                name: _imported(text)
-                for name, text in sorted(texts.items())
+                name: _list_imports(content)
+                for name, content in files.items()
                 if PurePosixPath(name).suffix == ".py"
             },
         )
@@ -125,22 +124,19 @@ def contents(bundle: bytes) -> Contents:
         KeyError,
         TypeError,
         AttributeError,
-        UnicodeDecodeError,
-        tomllib.TOMLDecodeError,
         ValueError,
     ) as error:
         raise ValueError(f"this is no bundle of a Flower app: {error}") from error
 
 
-def _imported(source: bytes) -> frozenset[str]:
+def _list_imports(source: bytes) -> frozenset[str]:
     try:
-        tree = ast.parse(source)
+        return frozenset(_walk_imports(ast.parse(source)))
     except (SyntaxError, ValueError):
         return frozenset({"(cannot be read)"})
-    return frozenset(_names(tree))
 
 
-def _names(tree: ast.AST) -> Iterable[str]:
+def _walk_imports(tree: ast.AST) -> Iterable[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
@@ -150,24 +146,24 @@ def _names(tree: ast.AST) -> Iterable[str]:
             yield f"{node.id}()"
 
 
-def write(path: Path, found: Contents) -> None:
+def approve_in_file(path: Path, app: AppContents) -> None:
     """Add a bundle to ``approved-apps`` of a node's file."""
     text = path.read_text()
     before = tomllib.loads(text)
-    hashes = Approvals.of(before.get(KEY)).hashes or frozenset()
-    words = ",".join(sorted({*hashes, found.hash}))
-    line = f'{KEY} = "{words}"\n'
+    hashes = Approvals.parse(before.get(KEY)).hashes or frozenset()
+    value = ",".join(sorted({*hashes, app.hash}))
+    line = f'{KEY} = "{value}"\n'
     if KEY in before:
         changed = re.sub(rf"(?m)^{KEY}[ \t]*=.*\n?", lambda _: line, text, count=1)
     else:
         # Before the first table: what follows one would belong to it.
-        about = escape(f"# {found.publisher}/{found.name} {found.version}")
-        more = f"{about}\n{line}"
-        changed = re.sub(r"(?m)^(?=\[)|\Z", lambda _: more, text, count=1)
+        about = escape(f"# {app.publisher}/{app.name} {app.version}")
+        added = f"{about}\n{line}"
+        changed = re.sub(r"(?m)^(?=\[)|\Z", lambda _: added, text, count=1)
     try:
-        kept = tomllib.loads(changed) == {**before, KEY: words}
+        is_kept = tomllib.loads(changed) == {**before, KEY: value}
     except tomllib.TOMLDecodeError:
-        kept = False
-    if not kept:
+        is_kept = False
+    if not is_kept:
         raise ValueError(f"{path} cannot be added to; put {line.strip()!r} into it")
     replace_file(path, lambda file: file.write(changed.encode()))

@@ -1,4 +1,4 @@
-"""The foreman: hands the tasks of a SuperNode to the workers of their runs.
+"""The dispatcher: hands the tasks of a SuperNode to the workers of their runs.
 
 See `flwr_safedshb.node.worker_pool` for who does what, and what is guaranteed.
 """
@@ -15,129 +15,138 @@ from logging import INFO, WARNING
 from typing import TYPE_CHECKING
 
 from flwr_safedshb.node.approvals import Approvals
-from flwr_safedshb.node.log_tail import Voice
-from flwr_safedshb.node.worker_pool import Nursery, Words, receive, send
+from flwr_safedshb.node.log_tail import LogTail
+from flwr_safedshb.node.worker_pool import ForkServer, receive_packet, send_packet
 
 if TYPE_CHECKING:
-    from flwr_safedshb.node.flower_patches.runtime_client import Claim, SuperNode
+    from flwr_safedshb.node.flower_patches.runtime_client import ClaimedTask, Runtime
 
-# Runs that are served at a time, and seconds of silence after which one is over.
+# Runs that are served at a time, and idle seconds after which a worker ends.
 _MAX_WORKERS = 8
-_SILENCE = 900.0
+_MAX_IDLE_SECONDS = 900.0
 
 
 @dataclass(eq=False)
-class _Hand:
-    """The foreman's side of a worker."""
+class _WorkerHandle:
+    """The dispatcher's side of a worker.
+
+    Attributes
+    ----------
+    task : ClaimedTask, optional
+        What it works on.
+    head : bytes
+        What it has seen of that task's message; see `fail_task`.
+    """
 
     link: socket.socket
-    seen: float
-    waiting: list[Claim] = field(default_factory=list)
-    claim: Claim | None = None
+    active_at: float
+    waiting: list[ClaimedTask] = field(default_factory=list)
+    task: ClaimedTask | None = None
     head: bytes = b""
-    about: str = "a message"
+    description: str = "a message"
 
 
-class Foreman:
-    """Hands the tasks of a SuperNode to the workers of their runs.
+class Dispatcher:
+    """Hand the tasks of a SuperNode to the workers of their runs.
 
     Parameters
     ----------
-    nursery : Nursery
-    supernode : SuperNode
+    fork_server : ForkServer
+    runtime : Runtime
     approvals : Approvals
-        Which apps may be run.
+        Which apps may run.
     """
 
     def __init__(
-        self, nursery: Nursery, supernode: SuperNode, approvals: Approvals
+        self, fork_server: ForkServer, runtime: Runtime, approvals: Approvals
     ) -> None:
-        self._nursery, self._supernode = nursery, supernode
+        self._fork_server, self._runtime = fork_server, runtime
         self._approvals = approvals
-        self._hands: OrderedDict[int, _Hand] = OrderedDict()
-        self.served, self.last = 0, ""
+        self._workers: OrderedDict[int, _WorkerHandle] = OrderedDict()
+        self.num_answered, self.last_answered = 0, ""
 
-    def assign(self, claim: Claim) -> None:
+    def assign(self, task: ClaimedTask) -> None:
         """Give a task to the worker of its run, a new one if need be."""
-        hand = self._hands.get(claim.run_id)
-        if hand is None:
-            hand = _Hand(self._nursery.worker(), time.monotonic())
-            self._hands[claim.run_id] = hand
-        self._hands.move_to_end(claim.run_id)
-        hand.waiting.append(claim)
-        self._next(hand)
+        worker = self._workers.get(task.run_id)
+        if worker is None:
+            worker = _WorkerHandle(self._fork_server.fork_worker(), time.monotonic())
+            self._workers[task.run_id] = worker
+        self._workers.move_to_end(task.run_id)
+        worker.waiting.append(task)
+        self._start_next(worker)
 
-    def attend(self, seconds: float, *others: Voice) -> None:
-        """Listen to workers and others for a while; let go of workers that are over.
-
-        Returns as soon as anybody has said something.
-        """
-        links = {hand.link: run for run, hand in self._hands.items()}
-        speakers: list[socket.socket | Voice] = [*links, *others]
-        for one in select.select(speakers, [], [], seconds)[0]:
-            if isinstance(one, Voice):
-                one.hear()
+    def poll(self, seconds: float, *logs: LogTail) -> None:
+        """Wait until a worker or a log says something, and end idle workers."""
+        links = {worker.link: run for run, worker in self._workers.items()}
+        sources: list[socket.socket | LogTail] = [*links, *logs]
+        for source in select.select(sources, [], [], seconds)[0]:
+            if isinstance(source, LogTail):
+                source.read()
             else:
-                self._hear(links[one])
+                self._on_packet(links[source])
         now = time.monotonic()
-        idle = [r for r, h in self._hands.items() if h.claim is None]
-        over = [r for r in idle if now - self._hands[r].seen > _SILENCE]
-        over += idle[: max(len(self._hands) - _MAX_WORKERS, 0)]
-        for run in {*over}:
-            self._hands.pop(run).link.close()
+        idle = [run for run, worker in self._workers.items() if worker.task is None]
+        ended = [
+            r for r in idle if now - self._workers[r].active_at > _MAX_IDLE_SECONDS
+        ]
+        ended += idle[: max(len(self._workers) - _MAX_WORKERS, 0)]
+        for run in {*ended}:
+            self._workers.pop(run).link.close()
 
     def close(self) -> None:
         """End all workers."""
-        for hand in self._hands.values():
-            hand.link.close()
-        self._hands.clear()
+        for worker in self._workers.values():
+            worker.link.close()
+        self._workers.clear()
 
-    def _next(self, hand: _Hand) -> None:
-        if hand.claim is not None or not hand.waiting:
+    def _start_next(self, worker: _WorkerHandle) -> None:
+        if worker.task is not None or not worker.waiting:
             return
-        hand.claim, hand.head = hand.waiting.pop(0), b""
-        words: Words = {
-            "address": self._supernode.address,
-            "token": hand.claim.token,
-            "approved": self._approvals.words(),
+        worker.task, worker.head = worker.waiting.pop(0), b""
+        packet: dict[str, object] = {
+            "address": self._runtime.address,
+            "token": worker.task.token,
+            "approved": self._approvals.to_text(),
         }
-        with suppress(OSError):  # it has died, which `_hear` will find
-            send(hand.link, words)
+        with suppress(OSError):  # it has died, which `_on_packet` will find
+            send_packet(worker.link, packet)
 
-    def _hear(self, run: int) -> None:
+    def _on_packet(self, run: int) -> None:
         from flwr.common import log
 
-        hand = self._hands[run]
-        hand.seen = time.monotonic()
+        worker = self._workers[run]
+        worker.active_at = time.monotonic()
         try:
-            words = receive(hand.link)
+            packet = receive_packet(worker.link)
         except OSError:
-            words = None
-        if words is None:
+            packet = None
+        if packet is None:
             log(WARNING, "The worker of run %d has died", run)
-            hand.link.close()
-            del self._hands[run]
-            self._bury(hand)
-            for claim in hand.waiting:
-                self.assign(claim)
-        elif "head" in words:
-            hand.head = bytes.fromhex(str(words["head"]))
-            hand.about = str(words["about"])
+            worker.link.close()
+            del self._workers[run]
+            self._fail_task(worker)
+            for task in worker.waiting:
+                self.assign(task)
+        elif "head" in packet:
+            worker.head = bytes.fromhex(str(packet["head"]))
+            worker.description = str(packet["about"])
         else:
-            self.served, self.last = self.served + 1, f"{hand.about} of run {run}"
-            log(INFO, "Answered: %s", self.last)
-            hand.claim = None
-            self._next(hand)
+            self.num_answered += 1
+            self.last_answered = f"{worker.description} of run {run}"
+            log(INFO, "Answered: %s", self.last_answered)
+            worker.task = None
+            self._start_next(worker)
 
-    def _bury(self, hand: _Hand) -> None:
+    def _fail_task(self, worker: _WorkerHandle) -> None:
+        """Answer with an error for a worker that has died over its task."""
         from flwr.common import log
 
-        from flwr_safedshb.node.flower_patches.runtime_client import give_up
+        from flwr_safedshb.node.flower_patches.runtime_client import fail_task
 
-        if hand.claim is None:
+        if worker.task is None:
             return
         try:
             reason = "the process of the ClientApp has died"
-            give_up(self._supernode, hand.claim.token, hand.head, reason)
+            fail_task(self._runtime, worker.task.token, worker.head, reason)
         except Exception as error:
             log(WARNING, "No error could be sent for it: %s", type(error).__name__)

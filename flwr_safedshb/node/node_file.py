@@ -1,4 +1,4 @@
-"""The one file of a node: its config, its floor, and how it reaches the federation.
+"""The one file of a node: its config, its policy, and how it reaches the federation.
 
 Everything but the table ``[supernode]`` is the node's config, as Flower hands it to
 clients; the table says where the SuperLink is and which key is the node's.
@@ -7,7 +7,7 @@ clients; the table says where the SuperLink is and which key is the node's.
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from flwr.app import UserConfig
@@ -15,10 +15,11 @@ from flwr.app import UserConfig
 from flwr_safedshb.flower.compat import flatten_config
 
 TABLE = "supernode"
+_REQUIRED, _OPTIONAL = ("superlink", "root-certificates", "key"), "trusted-entities"
 
 
 @dataclass(frozen=True)
-class Connection:
+class SuperLinkConnection:
     """How a node reaches the federation.
 
     Attributes
@@ -41,14 +42,14 @@ class Connection:
 
 @dataclass(frozen=True)
 class NodeFile:
-    """What a node's file says."""
+    """What a node's file states."""
 
     path: Path
     config: UserConfig
-    connection: Connection | None
+    connection: SuperLinkConnection | None
 
 
-def read(path: Path) -> NodeFile:
+def read_node_file(path: Path) -> NodeFile:
     """Read a node's file.
 
     Raises
@@ -57,32 +58,30 @@ def read(path: Path) -> NodeFile:
         Naming what cannot be understood.
     """
     try:
-        found = tomllib.loads(path.read_text())
+        content = tomllib.loads(path.read_text())
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is no TOML file: {error}") from error
-    table = found.pop(TABLE, None)
-    connection = None if table is None else _connection(path, table)
-    return NodeFile(path, flatten_config(found), connection)
+    table = content.pop(TABLE, None)
+    connection = None if table is None else _parse_connection(path, table)
+    return NodeFile(path, flatten_config(content), connection)
 
 
-def _connection(path: Path, table: object) -> Connection:
-    keys = [field.name.replace("_", "-") for field in fields(Connection)]
+def _parse_connection(path: Path, table: object) -> SuperLinkConnection:
     given = dict(table) if isinstance(table, dict) else {}
-    unknown = sorted({*given} - {*keys})
-    missing = [key for key in keys[:3] if not isinstance(given.get(key), str)]
+    unknown = sorted({*given} - {*_REQUIRED, _OPTIONAL})
+    missing = [key for key in _REQUIRED if not isinstance(given.get(key), str)]
     if unknown or missing:
         problem = (
             f"does not know {unknown[0]!r}" if unknown else f"needs {missing[0]!r}"
         )
         raise ValueError(
-            f"[{TABLE}] of {path} {problem}: it has {', '.join(keys[:3])}, and may "
-            f"have {keys[3]}, each a text"
+            f"[{TABLE}] of {path} {problem}: it has {', '.join(_REQUIRED)}, and may "
+            f"have {_OPTIONAL}, each a string"
         )
-    entities = given.get("trusted-entities")
     base = path.absolute().parent
-    return Connection(
-        given["superlink"],
-        base / Path(given["root-certificates"]).expanduser(),
-        base / Path(given["key"]).expanduser(),
-        None if entities is None else base / Path(str(entities)).expanduser(),
-    )
+    paths = {
+        key.replace("-", "_"): base / Path(str(value)).expanduser()
+        for key, value in given.items()
+        if key != "superlink"
+    }
+    return SuperLinkConnection(given["superlink"], **paths)

@@ -1,4 +1,4 @@
-"""A node at work: Flower's SuperNode, and the foreman of its workers.
+"""A node at work: Flower's SuperNode, and the dispatcher of its workers.
 
 The SuperNode starts nothing by itself here (isolation mode ``process``) and gives tasks
 only to who knows a secret that is made anew at every start. So no other user of the
@@ -7,6 +7,7 @@ machine can take this node's work, and no token stands in a list of arguments.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
@@ -14,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,29 +24,32 @@ from pathlib import Path
 from types import FrameType
 
 from flwr_safedshb.node.approvals import KEY, Approvals
-from flwr_safedshb.node.dispatcher import Foreman
-from flwr_safedshb.node.log_tail import Voice
-from flwr_safedshb.node.node_file import Connection, NodeFile
-from flwr_safedshb.node.ports import is_ours
-from flwr_safedshb.node.status_report import Report
-from flwr_safedshb.node.worker_pool import Nursery
+from flwr_safedshb.node.dispatcher import Dispatcher
+from flwr_safedshb.node.log_tail import LogTail
+from flwr_safedshb.node.node_file import NodeFile
+from flwr_safedshb.node.worker_pool import ForkServer
 
 # A SuperLink without a gate refuses a node for up to a minute after a kill.
 _RESTART_SECONDS = 5.0
 _STOP_SECONDS = 10.0
+# Between two reports: to read the ledger takes more than to answer a message.
+_REPORT_SECONDS = 60.0
+# Linux's table of TCP sockets, and its words for "listens" and 127.0.0.1.
+_SOCKETS = Path("/proc/net/tcp")
+_LISTEN, _LOOPBACK = "0A", "0100007F"
 
 
-class _Stopped(Exception):  # noqa: N818  # what happened
+class _StopRequested(Exception):  # noqa: N818  # no error
     """Somebody asked the node to stop."""
 
 
 class NodeService:
-    """Serves a federation until it is told to stop.
+    """Serve a federation until told to stop.
 
     Parameters
     ----------
     node : NodeFile
-        With a connection, or None to reach a SuperLink without TLS at `insecure`.
+        With a connection, or without one to reach a SuperLink at `insecure`.
     insecure : str, optional
         The address of a SuperLink without TLS, for trials on one machine.
     """
@@ -56,106 +61,179 @@ class NodeService:
                 "root-certificates and key"
             )
         self._node, self._insecure = node, insecure
-        self.approvals = Approvals.of(node.config.get(KEY))
+        self.approvals = Approvals.parse(node.config.get(KEY))
         folder = node.config.get("state-dir")
-        self._report = Report(None if folder is None else Path(str(folder)))
+        self._reporter = StatusReporter(None if folder is None else Path(str(folder)))
 
     def run(self) -> None:
-        """Serve; returns when the process is told to stop."""
+        """Serve; return when the process is told to stop."""
         # Forked first of all: it must see neither key nor secret.
-        nursery = Nursery()
-        with tempfile.TemporaryDirectory(prefix="safedshb-node-") as folder, _signals():
+        fork_server = ForkServer()
+        with (
+            tempfile.TemporaryDirectory(prefix="safedshb-node-") as folder,
+            _raise_on_stop_signal(),
+        ):
             secret = secrets.token_bytes(32)
             (Path(folder) / "secret").write_bytes(secret)
             try:
                 while True:
-                    self._serve(nursery, Path(folder), secret)
+                    self._serve(fork_server, Path(folder), secret)
                     _log(WARNING, "The SuperNode has ended; it is started again")
                     time.sleep(_RESTART_SECONDS)
-            except _Stopped:
+            except _StopRequested:
                 _log(INFO, "Stopped")
 
-    def _serve(self, nursery: Nursery, folder: Path, secret: bytes) -> None:
+    def _serve(self, fork_server: ForkServer, folder: Path, secret: bytes) -> None:
         """Run a SuperNode and its workers until it ends."""
         import httpx
 
-        from flwr_safedshb.node.flower_patches.runtime_client import SuperNode, acquire
+        from flwr_safedshb.node.flower_patches.runtime_client import (
+            Runtime,
+            acquire_task,
+        )
 
-        port = _free_port()
-        supernode = SuperNode(f"127.0.0.1:{port}")
-        foreman = Foreman(nursery, supernode, self.approvals)
+        port = find_free_port()
+        runtime = Runtime(f"127.0.0.1:{port}")
+        dispatcher = Dispatcher(fork_server, runtime, self.approvals)
         process = subprocess.Popen(
-            self._command(folder, port),
+            self._make_command(folder, port),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
         assert process.stdout is not None
-        voice = Voice(process.stdout)
+        tail = LogTail(process.stdout)
         try:
-            with supernode.tasks(secret) as tasks:
-                while not voice.over and process.poll() is None:
-                    if voice.pause() == 0.0:
+            with runtime.connect_with_secret(secret) as client:
+                while not tail.is_closed and process.poll() is None:
+                    if tail.poll_delay() == 0.0:
                         try:
-                            claim = acquire(tasks) if is_ours(port) else None
+                            task = acquire_task(client) if is_own_port(port) else None
                         except httpx.HTTPError:
-                            claim = None  # not up yet, or on its way out
-                        voice.asked(found=claim is not None)
-                        if claim is not None:
-                            foreman.assign(claim)
-                    foreman.attend(voice.pause(), voice)
-                    self._report.tell(foreman.served, foreman.last)
+                            task = None  # not up yet, or on its way out
+                        tail.note_poll(found=task is not None)
+                        if task is not None:
+                            dispatcher.assign(task)
+                    dispatcher.poll(tail.poll_delay(), tail)
+                    self._reporter.report(
+                        dispatcher.num_answered, dispatcher.last_answered
+                    )
         finally:
-            foreman.close()
-            _end(process)
-            voice.finish()
+            dispatcher.close()
+            _stop(process)
+            tail.read_rest()
 
-    def _command(self, folder: Path, port: int) -> list[str]:
+    def _make_command(self, folder: Path, port: int) -> list[str]:
         config = folder / "node.toml"
-        config.write_text(_toml(self._node.config))
-        return [
+        config.write_text(_to_toml(self._node.config))
+        command = [
             *(sys.executable, "-m", "flwr_safedshb.node.flower_patches.supernode"),
             *("--parent-pid", str(os.getpid())),
-            *_security(self._node.connection, self._insecure),
             *("--isolation", "process"),
             *("--superexec-auth-secret-file", str(folder / "secret")),
             *("--host", "127.0.0.1", "--port", str(port)),
             *("--node-config", str(config)),
         ]
+        connection = self._node.connection
+        if connection is None:
+            return [*command, "--insecure", "--superlink", str(self._insecure)]
+        command += [
+            *("--superlink", connection.superlink),
+            *("--root-certificates", str(connection.root_certificates)),
+            *("--auth-supernode-private-key", str(connection.key)),
+        ]
+        if connection.trusted_entities is not None:
+            command += ["--trusted-entities", str(connection.trusted_entities)]
+        return command
 
 
-def _security(connection: Connection | None, insecure: str | None) -> list[str]:
-    if connection is None:
-        return ["--insecure", "--superlink", str(insecure)]
-    options = [
-        *("--superlink", connection.superlink),
-        *("--root-certificates", str(connection.root_certificates)),
-        *("--auth-supernode-private-key", str(connection.key)),
-    ]
-    if connection.trusted_entities is not None:
-        options += ["--trusted-entities", str(connection.trusted_entities)]
-    return options
+class StatusReporter:
+    """Log what was answered and what the budget is, once a minute if there is news.
+
+    Parameters
+    ----------
+    state_dir : Path or None
+        Where the node's ledger is; None if it keeps none.
+    """
+
+    def __init__(self, state_dir: Path | None) -> None:
+        self._state_dir = state_dir
+        self._reported_at, self._num_answered = time.monotonic(), 0
+
+    def report(self, num_answered: int, last: str) -> None:
+        """Report in a thread, so that messages do not wait for it."""
+        now = time.monotonic()
+        is_early = now - self._reported_at < _REPORT_SECONDS
+        if num_answered == self._num_answered or is_early:
+            return
+        self._reported_at, self._num_answered = now, num_answered
+        arguments = (num_answered, last)
+        threading.Thread(target=self._report, args=arguments, daemon=True).start()
+
+    def _report(self, num_answered: int, last: str) -> None:
+        from flwr_safedshb.algorithm.budget import LEDGER_NAME
+        from flwr_safedshb.privacy.ledger.database import LedgerError
+
+        _log(INFO, "%d messages answered, the last in %s", num_answered, last)
+        try:
+            if self._state_dir and (path := self._state_dir / LEDGER_NAME).exists():
+                _log(INFO, "%s", describe_budget(path))
+        except LedgerError as error:
+            _log(WARNING, "The ledger cannot be read: %s", error)
 
 
-def _toml(config: Mapping[str, object]) -> str:
-    def written(value: object) -> str:
-        if isinstance(value, bool):
-            return str(value).lower()
-        if isinstance(value, str):
-            # TOML's basic strings escape as JSON's do.
-            import json
+def describe_budget(path: Path) -> str:
+    """Describe what is spent and left of a ledger's budget."""
+    from flwr_safedshb.privacy.ledger.snapshot import open_snapshot
 
-            return json.dumps(value)
-        return repr(value)
+    with open_snapshot(path) as ledger:
+        spent, limit = ledger.epsilon(), ledger.max_epsilon
+        steps = sum(charge.steps for charge in ledger.charges())
+        return (
+            f"{steps} steps charged: epsilon = {spent:.4g} of {limit:g} spent at "
+            f"delta = {ledger.delta:g}, {max(limit - spent, 0.0):.4g} left"
+        )
 
-    return "".join(f'"{key}" = {written(value)}\n' for key, value in config.items())
 
-
-def _free_port() -> int:
+def find_free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def is_own_port(port: int) -> bool:
+    """Return True if this user, and nobody else, listens on a port of 127.0.0.1.
+
+    A SuperNode's port is chosen before it listens there, and stands in its arguments.
+    So another user of the machine could listen first, and hand out work of their own.
+    Where the system does not tell, as outside Linux, it is taken for ours.
+    """
+    try:
+        lines = _SOCKETS.read_text().splitlines()[1:]
+    except OSError:
+        return True
+    here = (f"{_LOOPBACK}:{port:04X}", _LISTEN)
+    rows = (line.split() for line in lines)
+    return {int(row[7]) for row in rows if (row[1], row[3]) == here} == {os.geteuid()}
+
+
+def set_private_umask() -> None:
+    """Let nobody else read what this process and its children write."""
+    os.umask(0o077)
+
+
+def _to_toml(config: Mapping[str, object]) -> str:
+    def format_value(value: object) -> str:
+        if isinstance(value, bool):
+            return str(value).lower()
+        # TOML's basic strings escape as JSON's do.
+        return json.dumps(value) if isinstance(value, str) else repr(value)
+
+    return "".join(
+        f'"{key}" = {format_value(value)}\n' for key, value in config.items()
+    )
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
@@ -166,13 +244,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def _signals() -> Iterator[None]:
+def _raise_on_stop_signal() -> Iterator[None]:
     """Turn a request to stop into an exception, once."""
 
     def stop(_: int, __: FrameType | None) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        raise _Stopped
+        raise _StopRequested
 
     before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -182,12 +260,7 @@ def _signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _log(level: int, words: str, *values: object) -> None:
+def _log(level: int, text: str, *values: object) -> None:
     from flwr.common import log
 
-    log(level, words, *values)
-
-
-def private_umask() -> None:
-    """Let nobody else read what this process and its children write."""
-    os.umask(0o077)
+    log(level, text, *values)

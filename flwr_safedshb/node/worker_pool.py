@@ -1,12 +1,12 @@
-"""Processes that train on a node: one for each run, loaded once for all its messages.
+"""A worker pool: a process for each run, loaded once for all its messages.
 
 Flower starts a process for every message: it imports torch, unpacks the app, reads the
 data and builds the model, seconds of work before a step of milliseconds. Here three
 kinds of processes share that work:
 
-- the *foreman* knows the SuperNode's secret. It asks for tasks and hands each to the
+- the *dispatcher* knows the SuperNode's secret. It asks for tasks and hands each to the
   worker of its run;
-- the *nursery* has imported everything and seen nothing: no secret, no message, no
+- the *fork server* has imported everything and seen nothing: no secret, no message, no
   example. It forks workers;
 - a *worker* serves the messages of one run, one after the other. The first brings the
   app, which must be one that the node's owner has approved before it is unpacked.
@@ -16,7 +16,7 @@ Formal guarantees
 - A worker has never seen a message of another run.
 - A worker that dies costs the message it was working on, which is answered with an
   error at once.
-- Workers end when their run has been silent for a while, and with the foreman.
+- Workers end when their run has been silent for a while, and with the dispatcher.
 """
 
 from __future__ import annotations
@@ -30,87 +30,86 @@ import sys
 import tempfile
 import traceback
 from logging import ERROR, WARNING
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from flwr_safedshb.node.approvals import Approvals
 from flwr_safedshb.sanitize import escape
 
 if TYPE_CHECKING:
     from flwr.app import Metadata
+    from flwr.clientapp import ClientApp
 
-    from flwr_safedshb.node.flower_patches.runtime_client import Bundle
+    from flwr_safedshb.node.flower_patches.runtime_client import ClientTask
 
 _IMPORTED = ("flwr_safedshb.client", "flwr_safedshb.node.flower_patches.runtime_client")
-_MAX_WORDS = 2**20
+_MAX_PACKET = 2**20
 _READY = b"ready"
 
-Words = dict[str, object]
+
+def send_packet(link: socket.socket, packet: dict[str, object]) -> None:
+    """Send a packet to the other side of a link."""
+    link.sendall(json.dumps(packet).encode())
 
 
-def _pair() -> tuple[socket.socket, socket.socket]:
-    # What is sent at once arrives at once.
+def receive_packet(link: socket.socket) -> dict[str, object] | None:
+    """Receive a packet; None if the other side is gone."""
+    received = link.recv(_MAX_PACKET)
+    return json.loads(received) if received else None
+
+
+def _make_link() -> tuple[socket.socket, socket.socket]:
+    # Packets: what is sent at once arrives at once.
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def send(link: socket.socket, words: Words) -> None:
-    """Say something to the other side of a link."""
-    link.sendall(json.dumps(words).encode())
-
-
-def receive(link: socket.socket) -> Words | None:
-    """Return what was said, or None if nobody is there any more."""
-    told = link.recv(_MAX_WORDS)
-    return json.loads(told) if told else None
-
-
-class Nursery:
+class ForkServer:
     """A process that has imported everything, and forks workers that begin with that.
 
     Make it before anything secret is read.
     """
 
     def __init__(self) -> None:
-        self._link, theirs = _pair()
+        self._link, theirs = _make_link()
         self._ready = False
         if os.fork() == 0:
             self._link.close()
-            _nurse(theirs)
+            _run_fork_server(theirs)
         theirs.close()
 
-    def worker(self) -> socket.socket:
-        """Return a link to a new worker.
+    def fork_worker(self) -> socket.socket:
+        """Fork a worker and return a link to it.
 
         Raises
         ------
         RuntimeError
-            If the nursery could not import what workers need; it has said why.
+            If the fork server could not import what workers need; it has said why.
         """
         if not self._ready:
             self._ready = self._link.recv(64) == _READY
         if not self._ready:
             raise RuntimeError("workers cannot be started: an import has failed")
-        mine, theirs = _pair()
+        mine, theirs = _make_link()
         with theirs:
             socket.send_fds(self._link, [b"worker"], [theirs.fileno()])
         return mine
 
 
-def _nurse(link: socket.socket) -> None:
-    """Import, and fork a worker for every link that comes; never returns."""
+def _run_fork_server(link: socket.socket) -> NoReturn:
+    """Import, and fork a worker for every link that comes."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forked
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the foreman's to act upon
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the dispatcher acts upon it
         for module in _IMPORTED:
             importlib.import_module(module)
         link.sendall(_READY)
         while True:
-            told, links, _, _ = socket.recv_fds(link, 64, 1)
-            if not told:
+            received, links, _, _ = socket.recv_fds(link, 64, 1)
+            if not received:
                 break
             if os.fork() == 0:
                 link.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                _serve(socket.socket(fileno=links[0]))
+                _run_worker(socket.socket(fileno=links[0]))
             for number in links:
                 os.close(number)
     except Exception:
@@ -119,99 +118,91 @@ def _nurse(link: socket.socket) -> None:
         os._exit(0)
 
 
-def _serve(link: socket.socket) -> None:
-    """Be the worker of one run; never returns."""
+def _run_worker(link: socket.socket) -> NoReturn:
+    """Be the worker of one run."""
     code = 1
     try:
         with tempfile.TemporaryDirectory(prefix="safedshb-run-") as home:
             # Unpacked where only this worker looks, and gone with it.
             os.environ["FLWR_HOME"] = home
             worker = Worker(link)
-            while (words := receive(link)) is not None:
-                worker.work(words)
+            while (packet := receive_packet(link)) is not None:
+                worker.handle_task(packet)
         code = 0
     except OSError:
-        code = 0  # the foreman is gone
+        code = 0  # the dispatcher is gone
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
-def _about(metadata: Metadata) -> str:
+def _describe_message(metadata: Metadata) -> str:
     """Return what a message is, such as ``round 3 (train)``."""
-    # Words of the server's, for the terminal of the node.
+    # Chosen by the server, and printed on the node's terminal.
     group, kind = escape(metadata.group_id)[:20], escape(metadata.message_type)[:20]
     return f"round {group} ({kind})" if group else kind
 
 
 class Worker:
-    """Serves one run: its app is loaded with the first message."""
+    """Serve one run: its app is loaded with the first message."""
 
     def __init__(self, link: socket.socket) -> None:
-        from flwr.clientapp import ClientApp
-
         self._link = link
         self._app: ClientApp | None = None
-        self._loaded = ""
+        self._app_hash = ""
 
-    def work(self, words: Words) -> None:
-        """Work on one task, and say when it is done."""
+    def handle_task(self, packet: dict[str, object]) -> None:
+        """Work on one task, and tell the dispatcher when it is done."""
         from flwr.common import log
 
-        from flwr_safedshb.node.flower_patches.runtime_client import SuperNode, Work
+        from flwr_safedshb.flower.compat import ErrorCode
+        from flwr_safedshb.node.flower_patches.runtime_client import ClientTask, Runtime
 
-        def seen(head: bytes, metadata: Metadata) -> None:
-            send(self._link, {"head": head.hex(), "about": _about(metadata)})
+        def on_message(head: bytes, metadata: Metadata) -> None:
+            about = _describe_message(metadata)
+            send_packet(self._link, {"head": head.hex(), "about": about})
 
-        work = Work(SuperNode(str(words["address"])), str(words["token"]), seen)
+        runtime = Runtime(str(packet["address"]))
+        task = ClientTask(runtime, str(packet["token"]), on_message)
         try:
-            approvals = Approvals.of(words["approved"])
-            if (reason := self._unwanted(work.bundle, approvals)) is not None:
-                log(WARNING, "Refused: %s", reason[1])
-                work.refuse(*reason)
+            approvals = Approvals.parse(packet["approved"])
+            refusal = self._find_refusal(task.bundle.hash, approvals)
+            if refusal is not None:
+                log(WARNING, "Refused: %s", refusal)
+                task.refuse(ErrorCode.INVALID_FAB, refusal)
             else:
-                self._answer(work)
+                self._run_app(task)
         finally:
-            work.close()
-        send(self._link, {"done": True})
+            task.close()
+        send_packet(self._link, {"done": True})
 
-    def _unwanted(self, bundle: Bundle, approvals: Approvals) -> tuple[int, str] | None:
-        """Say why a bundle is not run; before anything of it is unpacked."""
-        from flwr_safedshb.flower.compat import ErrorCode
+    def _find_refusal(self, bundle_hash: str, approvals: Approvals) -> str | None:
+        """Return why an app must not run, before anything of it is unpacked."""
+        if self._app_hash and bundle_hash != self._app_hash:
+            return "the run has changed its app on its way"
+        return approvals.find_refusal(bundle_hash)
 
-        if self._loaded and bundle.hash != self._loaded:
-            return ErrorCode.INVALID_FAB, "the run has changed its app on its way"
-        if not approvals.allow(bundle.hash):
-            return ErrorCode.INVALID_FAB, approvals.refusal(bundle.hash)
-        return None
-
-    def _answer(self, work: object) -> None:
+    def _run_app(self, task: ClientTask) -> None:
         from flwr.common import log
 
         from flwr_safedshb.flower.compat import ErrorCode
-        from flwr_safedshb.node.flower_patches.runtime_client import (
-            LoadClientAppError,
-            Work,
-        )
+        from flwr_safedshb.node.flower_patches.runtime_client import LoadClientAppError
 
-        assert isinstance(work, Work)
         try:
             if self._app is None:
-                self._app = work.bundle.load()
-                self._loaded = work.bundle.hash
-            reply = self._app(message=work.message, context=work.context)
+                self._app = task.bundle.load()
+                self._app_hash = task.bundle.hash
+            reply = self._app(message=task.message, context=task.context)
         except LoadClientAppError as error:
             log(ERROR, "The app cannot be loaded", exc_info=error)
-            work.refuse(
+            task.refuse(
                 ErrorCode.LOAD_CLIENT_APP_EXCEPTION,
                 "the ClientApp could not be loaded; the log of this node says why",
             )
         except Exception as error:
             log(ERROR, "The ClientApp raised an exception", exc_info=error)
-            work.refuse(
-                ErrorCode.CLIENT_APP_RAISED_EXCEPTION,
-                f"{type(error)}:<'{error}'>",
-            )
+            reason = f"{type(error)}:<'{error}'>"
+            task.refuse(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
         else:
-            work.finish(reply)
+            task.finish(reply)

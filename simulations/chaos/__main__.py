@@ -19,7 +19,7 @@ from rich.table import Table
 from flwr_safedshb.atomic_io import replace_file
 from simulations.chaos import problem
 from simulations.chaos.faults import FAULTS
-from simulations.chaos.suite import Finding, clear_folder, run_trials
+from simulations.chaos.suite import FaultReport, clear_folder, run_trials
 from simulations.chaos.tolerance import Tolerance, measure_tolerance
 from simulations.command import Parser, at_least, complaining, prepare_folder
 from simulations.config import SettingsError
@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if wrong else 0
 
 
-def make_table(findings: list[Finding], tolerance: Tolerance) -> Table:
+def make_table(findings: list[FaultReport], tolerance: Tolerance) -> Table:
     """Return the report for people."""
     caption = f"distance from the optimum: {tolerance} without a fault, at most "
     table = Table(caption=f"{caption}{tolerance.limit:.3f}; 2.000 untrained")

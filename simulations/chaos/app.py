@@ -82,7 +82,7 @@ def train(message: Message, context: Context) -> Message:
         return Message(_make_content(_make_bad_vector(step)), reply_to=message)
     order = read_order(context, step)
     if order == "replay":
-        return _replay(message, context)
+        return _replay_message(message, context)
     if order == "hold-before":
         hold(context, step)
     # Costs more than all else here, and the hostile node does without it.
@@ -122,7 +122,7 @@ def _make_bad_vector(step: int) -> ArrayRecord:
     return ArrayRecord({"weight": Array(kinds[step % len(kinds)])})
 
 
-def _replay(message: Message, context: Context) -> Message:
+def _replay_message(message: Message, context: Context) -> Message:
     """Return the reply to the message before, as it was sent then."""
     content = _make_content(context.state.array_records[_ARRAYS])
     reply = Message(content, reply_to=message)

@@ -26,7 +26,7 @@ from simulations.chaos.problem import (
 )
 from simulations.chaos.tolerance import Tolerance
 from simulations.chaos.trace import Received
-from simulations.chaos.trial import WHOLE, Trial
+from simulations.chaos.trial import WHOLE, FaultTrial
 
 # All that is said of an error: fixed words of nodes, of the gate, and of Flower.
 _REASONS = (
@@ -40,7 +40,7 @@ _ANSI = re.compile(r"\x1b\[\d+m")
 
 
 def check_all(
-    trial: Trial, tolerance: Tolerance, died_charged: Collection[int] = ()
+    trial: FaultTrial, tolerance: Tolerance, died_charged: Collection[int] = ()
 ) -> list[str]:
     """Return all that does not hold of an ended trial, whatever its faults."""
     problems = [
@@ -49,7 +49,7 @@ def check_all(
         *check_leaks(trial),
         *check_hostile_node(trial),
     ]
-    if not (off := distance(trial)) <= tolerance.limit:
+    if not (off := measure_distance(trial)) <= tolerance.limit:
         problems.append(f"the model is {off:.3f} off, and without a fault {tolerance}")
     return problems
 
@@ -73,24 +73,24 @@ def stated_epsilon(committed: int, charged: int) -> float:
         return ledger.epsilon("run")
 
 
-def check_ended(trial: Trial) -> list[str]:
+def check_ended(trial: FaultTrial) -> list[str]:
     """Check that the run has done all its steps and skipped none."""
-    progress = trial.progress()
+    progress = trial.load_progress()
     if progress is None or progress.step != trial.steps:
         return [f"the run stopped after {progress and progress.step} steps"]
     skipped = [number for number, m in progress.train.items() if m["skipped"]]
     return [f"rounds {skipped} were skipped"] if skipped else []
 
 
-def check_charges(trial: Trial, died_charged: Collection[int] = ()) -> list[str]:
+def check_charges(trial: FaultTrial, died_charged: Collection[int] = ()) -> list[str]:
     """Check that ledgers hold no fewer steps than left the nodes, by both traces.
 
     Those that died after a charge must hold that one, too: no other is to hide in it.
     """
     problems = []
     for node in HONEST:
-        charged, computed = trial.charges(node), len(trial.released(node))
-        received = sum(reply.error is None for _, reply in trial.replies(node))
+        charged, computed = trial.count_charges(node), len(trial.list_released(node))
+        received = sum(reply.error is None for _, reply in trial.read_replies(node))
         left = max(computed, received) + (node in died_charged)
         if charged < left or not received:
             problems.append(
@@ -104,17 +104,17 @@ def check_charges(trial: Trial, died_charged: Collection[int] = ()) -> list[str]
     return problems
 
 
-def check_leaks(trial: Trial) -> list[str]:
+def check_leaks(trial: FaultTrial) -> list[str]:
     """Check that replies are private momentums or fixed words, and logs know no more.
 
     A momentum is private if it is, to rounding, what Algorithm 1 computes from the
     noise of the steps that the node took.
     """
     problems = []
-    models = trial.models()
+    models = trial.read_models()
     for node in HONEST:
-        taken = trial.released(node)
-        for step, reply in trial.replies(node):
+        taken = trial.list_released(node)
+        for step, reply in trial.read_replies(node):
             name = f"node {node}'s reply in step {step}"
             if reply.error is not None:
                 if not any(re.fullmatch(reason, reply.error) for reason in _REASONS):
@@ -122,12 +122,12 @@ def check_leaks(trial: Trial) -> list[str]:
                 continue
             before = sorted({number for number in taken if number <= step})
             expected = compute_momentum(node, before, models, trial.seed)
-            steps = range(len(before), trial.charges(node) + 1)
+            steps = range(len(before), trial.count_charges(node) + 1)
             epsilons = {stated_epsilon(trial.steps, n) for n in steps}
             odd = _inspect_reply(reply, expected, epsilons)
             problems += [f"{name} {problem}" for problem in odd]
     superlink = trial.federation.log("superlink", WHOLE)
-    for name, text in {"server": trial.log(), "superlink": superlink}.items():
+    for name, text in {"server": trial.read_log(), "superlink": superlink}.items():
         told = [canary for canary in _CANARIES if canary in text]
         problems += [f"the log of the {name} says {canary!r}" for canary in told]
     return problems
@@ -157,9 +157,9 @@ def _inspect_reply(
     return problems
 
 
-def check_hostile_node(trial: Trial) -> list[str]:
+def check_hostile_node(trial: FaultTrial) -> list[str]:
     """Check that no round used what the hostile node sent."""
-    progress = trial.progress()
+    progress = trial.load_progress()
     mine = trial.federation.node_ids[HOSTILE]
     problems = []
     for number, metrics in progress.train.items() if progress else []:
@@ -172,14 +172,14 @@ def check_hostile_node(trial: Trial) -> list[str]:
     return problems
 
 
-def distance(trial: Trial) -> float:
+def measure_distance(trial: FaultTrial) -> float:
     """Return how far the final model is from the honest nodes' optimum."""
-    return float(np.linalg.norm(trial.model() - find_optimum(trial.seed)))
+    return float(np.linalg.norm(trial.load_model() - find_optimum(trial.seed)))
 
 
-def find_line(trial: Trial, log: str, line: str, node: int) -> str | None:
+def find_line(trial: FaultTrial, log: str, line: str, node: int) -> str | None:
     """Return the first line of a log that tells of a fault, with names for ids."""
-    text = trial.log() if log == "server" else trial.federation.log(log, WHOLE)
+    text = trial.read_log() if log == "server" else trial.federation.log(log, WHOLE)
     ids = trial.federation.node_ids
     pattern = re.compile(line.replace("{node}", str(ids[node])))
     lines = (_ANSI.sub("", found).strip() for found in text.splitlines())

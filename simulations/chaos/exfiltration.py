@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from simulations.chaos.trial import PATIENCE_SECONDS, Trial
+from simulations.chaos.trial import PATIENCE_SECONDS, FaultTrial
 from simulations.loopback import Deployment
 
 REFUSED = r"this node's policy approved-apps refuses the run"
@@ -113,7 +113,7 @@ def run_app(federation: Deployment, app: Path, num_nodes: int) -> list[dict[str,
     return answers
 
 
-def bring_apps(trial: Trial, node: int, step: int) -> None:
+def bring_apps(trial: FaultTrial, node: int, step: int) -> None:
     """Submit the app beside the training: under another name, and under its own."""
     trial.wait_step(step)
     for name in ("spy-app", "chaos-app"):

@@ -9,9 +9,9 @@ from typing import Literal
 from simulations.chaos import exfiltration, strikes
 from simulations.chaos.app import Order
 from simulations.chaos.problem import HOSTILE
-from simulations.chaos.trial import Trial
+from simulations.chaos.trial import FaultTrial
 
-Strike = Callable[[Trial, int, int], None]
+Strike = Callable[[FaultTrial, int, int], None]
 # Of which training a fault is a part: each has its own.
 Run = Literal["baseline", "nodes", "server"]
 # What must hold of the struck round: no part of the node in any; nobody else joins; it

@@ -11,13 +11,18 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from flwr_safedshb.node.approvals import KEY, contents
-from flwr_safedshb.node.fab import built
-from simulations.chaos.checks import check_all, distance, epsilon_of, find_line
+from flwr_safedshb.node.approvals import KEY, inspect_bundle
+from flwr_safedshb.node.flower_patches.fab import build_bundle
+from simulations.chaos.checks import (  # epsilon_of, find_line
+    check_all,
+    epsilon_of,
+    find_line,
+    measure_distance,
+)
 from simulations.chaos.faults import DISK, Fault
 from simulations.chaos.problem import DELTA, HONEST, HOSTILE, MAX_EPSILON, NODES
 from simulations.chaos.tolerance import Tolerance
-from simulations.chaos.trial import Trial
+from simulations.chaos.trial import FaultTrial
 from simulations.loopback import ROOT, Deployment
 
 APP = ROOT / "simulations" / "chaos" / "flower-app"
@@ -33,7 +38,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Finding:
+class FaultReport:
     """One row of the report.
 
     Attributes
@@ -70,7 +75,7 @@ def run_trials(
     steps: int,
     tolerance: Tolerance,
     say: Say,
-) -> list[Finding]:
+) -> list[FaultReport]:
     """Run the trainings that the faults are part of, and examine each.
 
     Parameters
@@ -85,13 +90,13 @@ def run_trials(
     say : callable of a text
         Is told what happens.
     """
-    findings: list[Finding] = []
+    findings: list[FaultReport] = []
     # Its noise is seeded, so that a run can be compared with its model.
     config: dict[str, bool | float | int | str] = {
         "max-epsilon": MAX_EPSILON,
         "delta": DELTA,
         "require-secure-noise": False,
-        KEY: contents(built(APP)).hash,
+        KEY: inspect_bundle(build_bundle(APP)).hash,
     }
     timeout = _LONG_TIMEOUT
     say("a SuperLink and its SuperNodes start, with TLS and registered keys")
@@ -103,19 +108,19 @@ def run_trials(
         for run, group in itertools.groupby(faults, key=lambda fault: fault.run):
             struck = list(group)
             orders = {(f.node, f.step): f.order for f in struck if f.order is not None}
-            trial = Trial(federation, folder / run, seed, steps, timeout, orders)
+            trial = FaultTrial(federation, folder / run, seed, steps, timeout, orders)
             begin = time.monotonic()
             _run_trial(trial, struck, say)
-            findings += examine(trial, struck, tolerance)
+            findings += examine_trial(trial, struck, tolerance)
             if not orders:
                 per_round = (time.monotonic() - begin) / steps
                 timeout = max(_SHORT_TIMEOUT, _ROUNDS_WAITED * per_round)
     return findings
 
 
-def _run_trial(trial: Trial, faults: Sequence[Fault], say: Say) -> None:
+def _run_trial(trial: FaultTrial, faults: Sequence[Fault], say: Say) -> None:
     say(f"a training begins: {trial.folder.name}")
-    trial.submit()
+    trial.submit_run()
     for step, group in itertools.groupby(faults, key=lambda fault: fault.step):
         together = list(group)
         for fault in together:
@@ -127,9 +132,9 @@ def _run_trial(trial: Trial, faults: Sequence[Fault], say: Say) -> None:
     trial.wait_end()
 
 
-def examine(
-    trial: Trial, faults: Sequence[Fault], tolerance: Tolerance
-) -> list[Finding]:
+def examine_trial(
+    trial: FaultTrial, faults: Sequence[Fault], tolerance: Tolerance
+) -> list[FaultReport]:
     """Hold an ended trial against all that must be true after its faults."""
     died_charged = {fault.node for fault in faults if fault.dies_charged}
     common = check_all(trial, tolerance, died_charged)
@@ -141,47 +146,47 @@ def examine(
             problems.append(f"no line of the log of {fault.log} has {fault.line!r}")
         effect, wrong = _check_effect(trial, fault)
         findings.append(
-            Finding(
+            FaultReport(
                 fault.key,
                 fault.name,
                 seen or "",
                 *_count_losses(trial, fault),
                 effect,
-                distance(trial),
+                measure_distance(trial),
                 problems + wrong,
             )
         )
     return findings
 
 
-def _count_losses(trial: Trial, fault: Fault) -> tuple[int, float]:
+def _count_losses(trial: FaultTrial, fault: Fault) -> tuple[int, float]:
     """Return the steps lost to a fault, and their epsilon, for the worst hit node."""
     nodes = HONEST if fault.effect == "again" else {fault.node} - {HOSTILE}
     worst = (0, 0.0)
     for node in nodes:
-        released, charges = trial.released(node), trial.charges(node)
-        lost = released.count(fault.step) - (fault.step in trial.used(node))
+        released, charges = trial.list_released(node), trial.count_charges(node)
+        lost = released.count(fault.step) - (fault.step in trial.list_used(node))
         lost += (charges - len(released)) * fault.dies_charged
         worst = max(worst, (lost, epsilon_of(charges) - epsilon_of(charges - lost)))
     return worst
 
 
-def _check_effect(trial: Trial, fault: Fault) -> tuple[str, list[str]]:
+def _check_effect(trial: FaultTrial, fault: Fault) -> tuple[str, list[str]]:
     """Say what the fault did to the training, and what is wrong with that."""
     node, round_ = fault.node, fault.step + 1
     match fault.effect:
         case "no part":
             return "no part in any round", []
         case "again":
-            times = trial.asked(node).count(fault.step)
+            times = trial.list_asked(node).count(fault.step)
             wrong = [] if times == 2 else [f"round {round_} was done {times} times"]
             return f"round {round_} is done again", wrong
         case "none":
-            sent, _ = trial.messages()
+            sent, _ = trial.read_messages()
             known = trial.federation.node_ids.values()
             strangers = {message.node for message in sent}.difference(known)
             return "none", [f"{stranger} took part" for stranger in strangers]
-    used = trial.used(node)
+    used = trial.list_used(node)
     back = min((step + 1 for step in used if step > fault.step), default=None)
     wrong = [] if back else [f"node {node} never came back"]
     if fault.step in used:

@@ -24,7 +24,7 @@ WHOLE = 10**9  # characters of a log
 
 
 @dataclass
-class Trial:
+class FaultTrial:
     """A run under fault, and what is known of it from outside.
 
     Attributes
@@ -46,7 +46,7 @@ class Trial:
     orders: Mapping[tuple[int, int], Order] = field(default_factory=dict)
     run_id: str = ""
 
-    def submit(self) -> None:
+    def submit_run(self) -> None:
         """Start the run, or take it up again from its checkpoint."""
         self.folder.mkdir(exist_ok=True)
         # Flower takes no quotes within an option.
@@ -76,11 +76,11 @@ class Trial:
 
     def wait_step(self, step: int) -> None:
         """Wait until the server has asked for a step."""
-        self.wait(lambda: step in self.models())
+        self.wait(lambda: step in self.read_models())
 
     def wait_reply(self, node: int, step: int) -> None:
         """Wait until the server has a reply of the node for a step."""
-        self.wait(lambda: step in [number for number, _ in self.replies(node)])
+        self.wait(lambda: step in [number for number, _ in self.read_replies(node)])
 
     def wait_log(self, name: str, words: str, times: int = 1) -> None:
         """Wait until a process of the federation has logged words so often."""
@@ -97,15 +97,14 @@ class Trial:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"nothing happened in {PATIENCE_SECONDS:g} s:\n{self.log()[-3000:]}"
-                )
+                end = self.read_log()[-3000:]
+                raise TimeoutError(f"nothing in {PATIENCE_SECONDS:g} s:\n{end}")
             time.sleep(pause)
 
     def wait_end(self) -> None:
         """Wait for the run to end; raise if it has failed."""
         # To ask for the status costs a process; the checkpoint is cheaper to watch.
-        self.wait(lambda: self.steps_done() == self.steps)
+        self.wait(lambda: self.count_steps() == self.steps)
         self.federation.wait(self.run_id, PATIENCE_SECONDS)
 
     def restart_nodes(
@@ -124,64 +123,66 @@ class Trial:
         for node in nodes:
             self.wait_log(f"node-{node}", words, joined[node] + 1)
 
-    def progress(self) -> Progress | None:
+    def load_progress(self) -> Progress | None:
         """Return the newest checkpoint."""
         return load(self.folder / CHECKPOINT)
 
-    def steps_done(self) -> int:
+    def count_steps(self) -> int:
         """Return the number of steps in the newest checkpoint."""
-        progress = self.progress()
+        progress = self.load_progress()
         return 0 if progress is None else progress.step
 
-    def model(self) -> Vector:
+    def load_model(self) -> Vector:
         """Return the newest model, (DIMENSION,); infinite where there is none."""
-        progress = self.progress()
+        progress = self.load_progress()
         if progress is None:
             return np.array([np.inf])
         (model,) = progress.arrays.to_numpy_ndarrays()
         return np.asarray(model.reshape(-1), np.float64)
 
-    def log(self) -> str:
+    def read_log(self) -> str:
         """Return what the server app has logged."""
         path = self.folder / LOG
         return path.read_text() if path.exists() else ""
 
-    def messages(self) -> tuple[list[Sent], list[Received]]:
+    def read_messages(self) -> tuple[list[Sent], list[Received]]:
         """Return all that the server has sent and received."""
         return read_messages(self.folder / TRACE)
 
-    def models(self) -> dict[int, Vector]:
+    def read_models(self) -> dict[int, Vector]:
         """Return the model that was sent in each step."""
-        sent, _ = self.messages()
+        sent, _ = self.read_messages()
         return {message.step: np.array(message.model) for message in sent}
 
-    def asked(self, node: int) -> list[int]:
+    def list_asked(self, node: int) -> list[int]:
         """Return the steps that the server has asked a node for, in order."""
-        sent, _ = self.messages()
+        sent, _ = self.read_messages()
         mine = self.federation.node_ids[node]
         return [message.step for message in sent if message.node == mine]
 
-    def replies(self, node: int) -> list[tuple[int, Received]]:
+    def read_replies(self, node: int) -> list[tuple[int, Received]]:
         """Return the steps and replies that the server has of a node, in order."""
-        sent, received = self.messages()
+        sent, received = self.read_messages()
         mine = self.federation.node_ids[node]
         steps = {message.id: message.step for message in sent if message.node == mine}
         return [(steps[reply.to], reply) for reply in received if reply.to in steps]
 
-    def released(self, node: int) -> list[int]:
+    def list_released(self, node: int) -> list[int]:
         """Return the steps for which a node has computed a message."""
         entries = read_entries(self.folder / f"released-{node}.jsonl")
         return [int(entry["step"]) for entry in entries]
 
-    def used(self, node: int) -> list[int]:
+    def list_used(self, node: int) -> list[int]:
         """Return the steps in which the server had the node's momentum."""
-        return sorted({step for step, r in self.replies(node) if r.error is None})
+        return sorted({step for step, r in self.read_replies(node) if r.error is None})
 
-    def session(self) -> str:
+    def find_session(self) -> str:
         """Return the name that the product gave the run."""
-        return self.messages()[0][0].session
+        return self.read_messages()[0][0].session
 
-    def charges(self, node: int) -> int:
+    def count_charges(self, node: int) -> int:
         """Return how many steps of this run the node's ledger holds."""
         with Ledger(self.federation.state_dir(node) / LEDGER_NAME) as ledger:
-            return sum(c.steps for c in ledger.charges() if c.run == self.session())
+            return sum(
+                c.steps for c in ledger.charges() if c.run == self.find_session()
+            )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from flwr_safedshb.algorithm.private_evaluation import interval_in_words
+from flwr_safedshb.algorithm.private_evaluation import describe_interval
 from simulations.results import page
 from simulations.results.schema import RunRecord
 from simulations.results.summary import final
@@ -22,7 +22,7 @@ def last_answer(runs: Sequence[RunRecord]) -> str | None:
     ]
     answer, low, high = np.mean(figures, axis=0)
     opened = any(each["open_to_liars"][-1] for each in told)
-    interval = interval_in_words(float(low), float(high), opened)
+    interval = describe_interval(float(low), float(high), opened)
     return f"{answer:.2f} ({interval})"
 
 

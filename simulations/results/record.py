@@ -21,7 +21,7 @@ from flwr.app import MetricRecord
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from flwr_safedshb.algorithm.output import returned
+from flwr_safedshb.algorithm.output import select_output
 from flwr_safedshb.algorithm.progress import Progress
 from flwr_safedshb.atomic_io import replace_file
 from flwr_safedshb.simulation.in_process import InProcessGrid
@@ -192,7 +192,7 @@ def _returned(overrides: str, progress: Progress) -> Returned:
     """Test the model that the run returned; its last evaluation is of the last."""
     cfg = composed(overrides)
     model = copy.deepcopy(untrained(overrides))
-    arrays = returned(progress, cfg.output)
+    arrays = select_output(progress, cfg.output)
     model.load_state_dict(arrays.to_torch_state_dict())
     found = evaluate(model, federation(overrides).test)
     return Returned(accuracy=found["accuracy"], test_loss=found["loss"])

@@ -17,7 +17,7 @@ from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.algorithm.attendance import Attendance
 from flwr_safedshb.algorithm.budget import LEDGER_NAME
 from flwr_safedshb.algorithm.refusal import RefusedError
-from flwr_safedshb.algorithm.resumable import NothingTrainedError
+from flwr_safedshb.algorithm.run import NothingTrainedError
 from flwr_safedshb.client import SafeDSHBClient, client_app
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from flwr_safedshb.simulation.in_process import InProcessGrid
@@ -170,7 +170,7 @@ def test_one_that_behaves_to_be_forgiven_spoils_at_most_one_round_in_nine() -> N
 
 def test_failures_give_no_place_that_chance_would_not() -> None:
     """With partial participation a returning node is drawn like any other."""
-    participation = SafeDSHB(SMEA(), 2, fraction_train=0.5).participation
+    participation = SafeDSHB(SMEA(), 2, fraction_train=0.5).settings.participation
     rng = np.random.default_rng(0)
     usable, returning = [*range(36)], [*range(36, 40)]
     drawn = [
@@ -184,7 +184,7 @@ def test_failures_give_no_place_that_chance_would_not() -> None:
 
 
 def test_drawn_nodes_that_answer_are_spared_where_too_few_of_them_are_drawn() -> None:
-    participation = SafeDSHB(SMEA(), 2, fraction_train=0.5).participation
+    participation = SafeDSHB(SMEA(), 2, fraction_train=0.5).settings.participation
     rng = np.random.default_rng(0)
     usable, returning = [*range(7)], [*range(7, 20)]
     spared = 0
@@ -273,8 +273,8 @@ def test_an_evaluation_that_too_few_can_answer_asks_nobody() -> None:
 def test_what_metrics_say_is_read_back() -> None:
     attendance = Attendance().after_round(1, [5, 7, 9], {5, 9})
     attendance = attendance.after_round(2, [5, 7, 9], {9})
-    assert Attendance.from_metrics(attendance.metrics()) == attendance
-    assert Attendance().metrics() == {}
+    assert Attendance.from_metrics(attendance.to_metrics()) == attendance
+    assert Attendance().to_metrics() == {}
     assert Attendance.from_metrics({}) == Attendance()
     assert attendance.split([5, 7, 9], 3) == ([5, 7], [])
     assert attendance.split([5, 7, 9], 4) == ([5, 7], [9])

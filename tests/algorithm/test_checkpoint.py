@@ -266,7 +266,8 @@ def test_how_a_run_is_handled_may_change_and_a_seed_may_be_left_out(
         path, every=3, seed=None, node_timeout=5.0, min_available_nodes=4
     )
     changed.start(federation(5), model(), 4)
-    assert changed.seed == 5
+    assert changed.run.progress is not None
+    assert changed.run.progress.seed == 5
     saved = checkpoint.load(path)
     assert saved is not None
     assert saved.step == 4
@@ -276,9 +277,11 @@ def test_a_run_without_a_seed_resumes_with_the_one_it_drew(tmp_path: Path) -> No
     path = tmp_path / "run.npz"
     first = strategy(path, seed=None)
     first.start(federation(3), model(), 2)
+    assert first.run.progress is not None
+    drawn = first.run.progress.seed
     strategy(path, seed=None).start(federation(3), model(), 2)
-    strategy(path, seed=first.seed).start(federation(3), model(), 2)
-    with pytest.raises(ValueError, match=f"seed was {first.seed} and is 5"):
+    strategy(path, seed=drawn).start(federation(3), model(), 2)
+    with pytest.raises(ValueError, match=f"seed was {drawn} and is 5"):
         strategy(path, seed=5).start(federation(3), model(), 2)
 
 

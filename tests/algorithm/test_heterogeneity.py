@@ -35,4 +35,4 @@ def test_the_noise_of_a_step_is_that_of_all_steps_so_far() -> None:
     strategy.start(federation(7), model(), 4)
     for step in range(4):
         expected = noise_in_momentum(2.0, 0.9, step + 1)
-        assert strategy._noise_in_momentum(step) == pytest.approx(expected)
+        assert strategy.run._noise_in_momentum(step) == pytest.approx(expected)

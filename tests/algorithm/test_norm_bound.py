@@ -14,8 +14,8 @@ from flwr.serverapp import Grid
 
 from flwr_safedshb import NormBound, PrivacyPlan, SafeDSHB
 from flwr_safedshb.aggregation import Average, TrimmedMean
-from flwr_safedshb.algorithm.participation import malicious_bound, risk_in_round
-from flwr_safedshb.algorithm.resumable import NODES
+from flwr_safedshb.algorithm.participation import bound_adversaries, split_risk
+from flwr_safedshb.algorithm.run import NODES
 from flwr_safedshb.client import SafeDSHBClient, client_app
 from flwr_safedshb.flower.compat import set_message_id
 from flwr_safedshb.flower.grid import WrappedGrid
@@ -181,7 +181,7 @@ class Measured(WrappedGrid):
 def test_a_longer_reply_is_excluded_and_proves_an_adversary(factor: float) -> None:
     figures = NormBound(5.0, 1.0)
     bound = figures.gradient_norm(
-        D, risk_in_round(1 - Fraction(figures.confidence), 1, 1) / 5
+        D, split_risk(1 - Fraction(figures.confidence), 1, 1) / 5
     )
 
     def spoil(partition: int, step: int, layers: Layers) -> RecordDict:
@@ -285,15 +285,15 @@ def test_the_confidence_bounds_the_adversaries_of_all_rounds() -> None:
     assert exceeds(bound) <= Fraction(1, 1000)
     # With one less it does not hold, nor with what bounds each round alone.
     assert exceeds(bound - 1) > Fraction(1, 1000)
-    assert 0.25 < exceeds(malicious_bound(N, F, chosen, 0.999)) < 0.35
+    assert 0.25 < exceeds(bound_adversaries(N, F, chosen, 0.999)) < 0.35
 
 
 def test_an_open_number_of_rounds_has_a_series_that_sums_to_the_risk() -> None:
     risk = Fraction(1, 1000)
-    parts = [risk_in_round(risk, t, None) for t in range(1, 2001)]
+    parts = [split_risk(risk, t, None) for t in range(1, 2001)]
     assert risk * Fraction(999, 1000) < sum(parts) < risk
     assert all(later < part for part, later in itertools.pairwise(parts))
-    assert sum(risk_in_round(risk, t, 7) for t in range(1, 8)) == risk
+    assert sum(split_risk(risk, t, 7) for t in range(1, 8)) == risk
 
 
 def exceeding_draw(step: int, bound: int) -> int:
@@ -313,7 +313,7 @@ def test_colluders_who_wait_for_their_round_gain_nothing_with_a_norm_bound() -> 
     rounds, step = 25, 15
     # What bounds a round with 0.999 and seven, and not the run.
     confidence = 1 - 0.001 * rounds
-    assert malicious_bound(N, F, 30, 0.999) == 7
+    assert bound_adversaries(N, F, 30, 0.999) == 7
     seed = exceeding_draw(step, 7)
     plan = PrivacyPlan(1.0, 0.5, 20, 40)
     target = torch.linspace(-1.0, 1.0, 10)

@@ -36,7 +36,7 @@ def test_the_mean_is_that_of_the_last_half(
                 raise KeyboardInterrupt
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("flwr_safedshb.algorithm.round.save", stop)
+            patch.setattr("flwr_safedshb.algorithm.run.save", stop)
             try:
                 strategy.start(federation(3), model(), rounds)
             except KeyboardInterrupt:
@@ -50,12 +50,12 @@ def test_the_mean_is_that_of_the_last_half(
 def test_whole_numbers_of_a_model_stay_whole() -> None:
     arrays = ArrayRecord({**model(), "seen": Array(np.array([7]))})
     progress = Progress.fresh(0, 4, arrays, {})
-    from flwr_safedshb.algorithm.output import add_to_mean, returned
+    from flwr_safedshb.algorithm.output import add_to_mean, select_output
 
     for progress.step in (3, 4):
         add_to_mean(progress)
-    assert returned(progress, "average")["seen"].numpy() == np.array([7])
-    assert returned(progress, "average")["seen"].dtype == "int64"
+    assert select_output(progress, "average")["seen"].numpy() == np.array([7])
+    assert select_output(progress, "average")["seen"].dtype == "int64"
 
 
 def test_k_local_steps_are_k_steps_of_the_server() -> None:

@@ -7,7 +7,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
 
 from flwr_safedshb.aggregation import Average
-from flwr_safedshb.algorithm.plain_evaluation import medians
+from flwr_safedshb.algorithm.plain_evaluation import compute_medians
 from flwr_safedshb.client import SafeDSHBClient, client_app
 from flwr_safedshb.simulation.in_process import InProcessGrid
 from flwr_safedshb.strategy import SafeDSHB
@@ -71,8 +71,8 @@ def test_too_few_answers_are_no_result() -> None:
         Message(Records({"metrics": MetricRecord({"loss": 1.0})}), 1, "evaluate")
         for _ in range(2)
     ]
-    assert medians(replies, 1) == {}
-    assert medians(replies, 0) == {"loss": 1.0}
+    assert compute_medians(replies, 1) == {}
+    assert compute_medians(replies, 0) == {"loss": 1.0}
 
 
 class Evaluates(SafeDSHBClient):

@@ -9,9 +9,9 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from flwr_safedshb.algorithm.private_evaluation import (
-    PrivateEvaluations,
-    concluded,
-    interval_in_words,
+    EvaluationSchedule,
+    aggregate_evaluation,
+    describe_interval,
 )
 from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
 from flwr_safedshb.flower.compat import set_message_id
@@ -48,7 +48,9 @@ def concluding(
     told: Sequence[Answer], f: int, per_class: bool = False
 ) -> dict[str, object] | None:
     sent, replies = answers(told)
-    found = concluded(PrivateEvaluations(1, 2.0, per_class), sent, f, replies)
+    found = aggregate_evaluation(
+        EvaluationSchedule(1, 2.0, per_class), sent, f, replies
+    )
     return None if found is None else {**found}
 
 
@@ -142,11 +144,11 @@ def test_the_pooled_accuracy_is_another_number() -> None:
 
 
 def test_an_end_that_liars_may_have_taken_away_is_left_out() -> None:
-    assert interval_in_words(0.0, 0.9, open_to_liars=False) == "0.00-0.90"
-    assert interval_in_words(0.2, 0.9, open_to_liars=True) == "0.20-0.90"
-    assert interval_in_words(0.0, 0.9, open_to_liars=True) == "at most 0.90"
-    assert interval_in_words(0.2, 1.0, open_to_liars=True) == "at least 0.20"
-    assert interval_in_words(0.0, 1.0, open_to_liars=True) == "anywhere"
+    assert describe_interval(0.0, 0.9, open_to_liars=False) == "0.00-0.90"
+    assert describe_interval(0.2, 0.9, open_to_liars=True) == "0.20-0.90"
+    assert describe_interval(0.0, 0.9, open_to_liars=True) == "at most 0.90"
+    assert describe_interval(0.2, 1.0, open_to_liars=True) == "at least 0.20"
+    assert describe_interval(0.0, 1.0, open_to_liars=True) == "anywhere"
 
 
 def test_the_log_says_where_liars_can_open_the_interval(
@@ -189,11 +191,13 @@ def test_odd_replies_are_excluded_and_prove_an_adversary(name: str) -> None:
 def test_too_few_replies_are_no_figure() -> None:
     assert concluding([honest(0.4)] * 4, 2) is None
     sent, replies = answers([honest(0.4)] * 5)
-    asked = PrivateEvaluations(1)
-    assert concluded(asked, sent, 2, [*replies[:4], replies[0]]) is None  # one twice
+    asked = EvaluationSchedule(1)
+    assert (
+        aggregate_evaluation(asked, sent, 2, [*replies[:4], replies[0]]) is None
+    )  # one twice
     records = RecordDict({"metrics": MetricRecord(), "more": MetricRecord()})
     strange = Message(records, reply_to=sent[4])
-    found = concluded(asked, sent, 2, [*replies[:4], strange])
+    found = aggregate_evaluation(asked, sent, 2, [*replies[:4], strange])
     assert found is not None
     assert found["num-malicious-nodes"] == 1
 

@@ -110,10 +110,11 @@ def test_the_run_says_what_it_cost_and_who_stands_out(
     assert sorted(found) == pytest.approx(sorted([usual, usual, loud]))
     assert last["stated-delta"] == [DELTA] * 3
     assert "stated-epsilon" not in result.train_metrics_clientapp[2]
-    assert f"as 3 nodes state it: epsilon from {usual:.4g} to {loud:.4g}" in caplog.text
+    line = f"as 3 nodes report it: epsilon from {usual:.4g} to {loud:.4g}"
+    assert line in caplog.text
     outliers = [r.getMessage() for r in caplog.records if "far from" in r.msg]
     assert len(outliers) == 1
-    assert f"states epsilon {loud:.4g}" in outliers[0]
+    assert f"reports epsilon {loud:.4g}" in outliers[0]
 
 
 def test_a_node_with_a_ledger_states_what_it_was_charged_for(tmp_path: Path) -> None:

@@ -30,16 +30,16 @@ def instruction() -> Message:
     return Message(RecordDict(), dst_node_id=2, message_type="train")
 
 
-def screen(content: RecordDict) -> Accepted | Excluded:
+def screen_reply(content: RecordDict) -> Accepted | Excluded:
     reply = Message(content, reply_to=instruction())
-    return screening.screen(Template.of(model()), reply)
+    return screening.screen_reply(Template.of(model()), reply)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_reply(kind: str) -> None:
     hostile = KINDS[kind]
     layers = honest_layers()
-    result = screen(hostile.make(layers))
+    result = screen_reply(hostile.make(layers))
     if hostile.reason is None:
         assert isinstance(result, Accepted)
         assert [layer.shape for layer in result.layers] == list(SHAPES)
@@ -56,7 +56,7 @@ def test_an_honest_reply_passes_under_both_kinds_of_names() -> None:
     named = dict(zip(("scale", "weight", "bias"), np.roll(range(3), 1), strict=True))
     shuffled = ArrayRecord({name: Array(layers[i]) for name, i in named.items()})
     for content in (record(list(layers)), with_arrays(shuffled)):
-        result = screen(content)
+        result = screen_reply(content)
         assert isinstance(result, Accepted)
         for found, sent in zip(result.layers, layers, strict=True):
             assert np.array_equal(found, sent)
@@ -64,14 +64,14 @@ def test_an_honest_reply_passes_under_both_kinds_of_names() -> None:
 
 def test_fortran_order_is_read_as_such() -> None:
     layers = honest_layers()
-    result = screen(record([np.asfortranarray(layers[0]), *layers[1:]]))
+    result = screen_reply(record([np.asfortranarray(layers[0]), *layers[1:]]))
     assert isinstance(result, Accepted)
     assert np.array_equal(result.layers[0], layers[0])
 
 
 def test_errors_and_silence_prove_nothing() -> None:
     failed = Message(Error(2, "reason"), reply_to=instruction())
-    result = screening.screen(Template.of(model()), failed)
+    result = screening.screen_reply(Template.of(model()), failed)
     assert result == Excluded("error")
     assert not Excluded("error").is_proof
     assert not Excluded("missing").is_proof
@@ -81,15 +81,17 @@ def test_objects_that_are_no_records_are_malformed() -> None:
     """In process a client can put any object where bytes belong."""
     arrays = ArrayRecord(list(honest_layers()))
     arrays["1"].data = 5  # type: ignore[assignment]
-    assert screen(with_arrays(arrays)) == Excluded("malformed")
+    assert screen_reply(with_arrays(arrays)) == Excluded("malformed")
     nothing = Message(RecordDict(), reply_to=instruction())
     nothing.__dict__["_content"] = None
-    assert screening.screen(Template.of(model()), nothing) == Excluded("malformed")
+    assert screening.screen_reply(Template.of(model()), nothing) == Excluded(
+        "malformed"
+    )
 
 
 def test_equal_layers_are_encoded_equally() -> None:
     first, again, other = (
-        screen(record(list(honest_layers(seed)))) for seed in (0, 0, 1)
+        screen_reply(record(list(honest_layers(seed)))) for seed in (0, 0, 1)
     )
     assert isinstance(first, Accepted)
     assert isinstance(again, Accepted)

@@ -3,7 +3,7 @@
 import json
 
 from flwr_safedshb.aggregation import SMEA
-from flwr_safedshb.algorithm.settings import described, differences
+from flwr_safedshb.algorithm.run_identity import describe_differences, to_json
 
 
 def test_settings_are_described_alike_in_every_process() -> None:
@@ -12,16 +12,16 @@ def test_settings_are_described_alike_in_every_process() -> None:
             self.bound = bound
             self.inner = SMEA()
 
-    assert described(Own(1.0)) == described(Own(1.0))
-    assert described(Own(1.0)) != described(Own(2.0))
-    assert "0x" not in str(described([described, {"a": (Own, b"x")}]))
-    assert json.dumps(described({"a": (1, b"x", SMEA())}))
+    assert to_json(Own(1.0)) == to_json(Own(1.0))
+    assert to_json(Own(1.0)) != to_json(Own(2.0))
+    assert "0x" not in str(to_json([to_json, {"a": (Own, b"x")}]))
+    assert json.dumps(to_json({"a": (1, b"x", SMEA())}))
 
 
 def test_many_differences_are_counted_and_long_values_cut() -> None:
     then: dict[str, object] = {f"k{i}": i for i in range(9)}
-    text = differences(then, {"k0": "x" * 500})
+    text = describe_differences(then, {"k0": "x" * 500})
     assert text.startswith("k0 was 0 and is 'xxx")
     assert text.endswith("; and 5 more")
     assert len(text) < 250
-    assert differences(then, dict(then)) == ""
+    assert describe_differences(then, dict(then)) == ""

@@ -195,8 +195,8 @@ def written_before(path: Path, *names: str) -> None:
     """Write charges under names that a ledger no longer takes."""
     with Ledger(path) as ledger:
         for name in names:
-            with ledger._transaction() as connection:
-                ledger._append(connection, "charge", ONE, 1, name)
+            with ledger._file.transaction():
+                ledger._file.append("charge", ONE, 1, name)
 
 
 def test_odd_names_of_old_ledgers_are_shown_as_text(

@@ -10,8 +10,7 @@ from flwr.app import Array, ConfigRecord, Metadata, RecordDict
 from flwr.client.mod import utils
 from flwr.supercore.task_identity import TaskIdentity
 
-from flwr_safedshb.flower import compat
-from flwr_safedshb.flower import self_check as assumptions
+from flwr_safedshb.flower import compat, self_check
 
 Break = Callable[[pytest.MonkeyPatch], None]
 VERSION = f"flwr {metadata.version('flwr')} is not as flwr_safedshb knows it"
@@ -47,7 +46,7 @@ def no_argument(patch: pytest.MonkeyPatch) -> None:
     def moved(*_: object) -> None:
         raise TypeError("unexpected keyword argument 'metadata'")
 
-    patch.setattr(assumptions, "Message", moved)
+    patch.setattr(self_check, "Message", moved)
 
 
 @pytest.mark.parametrize(
@@ -64,10 +63,10 @@ def no_argument(patch: pytest.MonkeyPatch) -> None:
 def test_a_flower_that_is_not_as_known_is_told(
     broken: Break, claim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assumptions.check()
+    self_check.check()
     broken(monkeypatch)
     with pytest.raises(ImportError, match=VERSION) as caught:
-        assumptions.check()
+        self_check.check()
     assert claim in str(caught.value)
     assert "install flwr" in str(caught.value)
 

@@ -71,7 +71,7 @@ def refused(status: int) -> httpx.HTTPStatusError:
 def test_a_reply_that_never_completes_costs_the_others_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(grids, "_PATIENCE", 0.05)
+    monkeypatch.setattr(grids, "_BATCH_SECONDS", 0.05)
     for_ever = threading.Event()
 
     class Stalled(Remote):

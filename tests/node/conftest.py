@@ -1,9 +1,9 @@
 import pytest
 
-from flwr_safedshb.node.gate import wire
+from flwr_safedshb.node.gate import http
 
 
 @pytest.fixture(autouse=True)
-def soon_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait shorter for those who were answered and stay: the loopback is quick."""
-    monkeypatch.setattr(wire, "_LINGER_SECONDS", 0.05)
+def short_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait shorter for clients that were answered and stay: the loopback is quick."""
+    monkeypatch.setattr(http, "_DRAIN_SECONDS", 0.05)

@@ -30,15 +30,21 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from google.protobuf.message import Message as Proto
 
-from flwr_safedshb.flower import fleet
 from flwr_safedshb.flower.compat import set_process_run
-from flwr_safedshb.flower.fleet import fleet_pb2, message_pb2
-from flwr_safedshb.node.flower_patches.fleet_client import NodeProto, pem, signed
+from flwr_safedshb.flower.object_tree import walk_tree
+from flwr_safedshb.node.flower_patches import fleet_api
+from flwr_safedshb.node.flower_patches.fleet_api import (
+    NodeProto,
+    fleet_pb2,
+    message_pb2,
+    public_key_pem,
+    sign_headers,
+)
 from flwr_safedshb.node.gate.gate import Gate
 from flwr_safedshb.node.gate.limits import Limits
 from tests.guard import HANGS
 
-__all__ = ["signed"]
+__all__ = ["sign_headers"]
 
 RUN = 77
 
@@ -60,16 +66,16 @@ class SuperLink:
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
         name = request.url.path.removeprefix("/v1/fleet/")
-        asked = fleet.parsed(name, request.content)
+        asked = fleet_api.parse_request(name, request.content)
         self.calls.append((name, asked, dict(request.headers)))
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
         await asyncio.sleep(self.delay)
         self.under_way -= 1
-        key = base64.b64decode(request.headers[fleet.PUBLIC_KEY])
+        key = base64.b64decode(request.headers[fleet_api.PUBLIC_KEY])
         if key not in self.nodes:
             return httpx.Response(401, text="Invalid SuperNode authentication")
-        number = fleet.caller(asked)
+        number = fleet_api.claimed_node_id(asked)
         if number not in (None, self.nodes[key]):
             return httpx.Response(401, text="Invalid SuperNode authentication")
         answer = self._answer(asked, self.nodes[key]).SerializeToString()
@@ -99,7 +105,7 @@ class SuperLink:
                 )
             case fleet_pb2.PushMessagesRequest():
                 tree = asked.message_object_trees[0]
-                ids = {part.object_id for part, _ in fleet.walk(tree)}
+                ids = {part.object_id for part, _ in walk_tree(tree)}
                 return fleet_pb2.PushMessagesResponse(
                     objects_to_push=sorted(ids), session_id="inside"
                 )
@@ -147,13 +153,13 @@ class Node:
 
     @property
     def pem(self) -> bytes:
-        return pem(self.key)
+        return public_key_pem(self.key)
 
     async def call(self, name: str, request: Proto, **more: str) -> httpx.Response:
         return await self.link.post(
             f"/v1/fleet/{name}",
             content=request.SerializeToString(),
-            headers={**signed(self.key), **more},
+            headers={**sign_headers(self.key), **more},
         )
 
     def proto(self) -> NodeProto:
@@ -246,7 +252,7 @@ class Place:
     async def node(self, number: int, registered: bool = True) -> AsyncIterator[Node]:
         key = ec.generate_private_key(ec.SECP384R1())
         if registered:
-            self.superlink.nodes[pem(key)] = number
+            self.superlink.nodes[public_key_pem(key)] = number
         url = f"https://127.0.0.1:{self.port}"
         async with httpx.AsyncClient(
             base_url=url, verify=self.trusted, timeout=HANGS, trust_env=False

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from flwr_safedshb import cli
-from flwr_safedshb.node.approvals import KEY, Approvals, contents
-from flwr_safedshb.node.fab import built
+from flwr_safedshb.node.approvals import KEY, Approvals, inspect_bundle
+from flwr_safedshb.node.flower_patches.fab import build_bundle
 
 PROJECT = """
 [project]
@@ -35,7 +35,9 @@ def bundle(**files: str) -> bytes:
 
 
 def test_what_an_app_is() -> None:
-    found = contents(bundle(app="import os.path\nfrom torch import nn\nexec('1')"))
+    found = inspect_bundle(
+        bundle(app="import os.path\nfrom torch import nn\nexec('1')")
+    )
     assert (found.publisher, found.name, found.version) == (
         "somebody",
         "my-app",
@@ -47,7 +49,7 @@ def test_what_an_app_is() -> None:
 
 
 def test_code_that_cannot_be_read_is_said_to_be() -> None:
-    assert contents(bundle(app="def")).imports == {"app.py": {"(cannot be read)"}}
+    assert inspect_bundle(bundle(app="def")).imports == {"app.py": {"(cannot be read)"}}
 
 
 @pytest.mark.parametrize(
@@ -55,21 +57,21 @@ def test_code_that_cannot_be_read_is_said_to_be() -> None:
 )
 def test_what_is_no_app_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="no bundle of a Flower app"):
-        contents(data)
+        inspect_bundle(data)
 
 
 @pytest.mark.parametrize("words", ["abc", "A" * 64, 3, True, "0" * 63, "../x"])
 def test_a_list_that_is_none_is_refused(words: object) -> None:
     with pytest.raises(ValueError, match=KEY):
-        Approvals.of(words)
+        Approvals.parse(words)
 
 
 def test_an_empty_list_allows_nothing_and_no_list_everything() -> None:
-    assert not Approvals.of("").allow("0" * 64)
-    assert Approvals.of(None).allow("0" * 64)
-    both = Approvals.of(f"{'0' * 64}, {'1' * 64}")
-    assert both.allow("1" * 64)
-    assert Approvals.of(both.words()) == both
+    assert Approvals.parse("").find_refusal("0" * 64)
+    assert Approvals.parse(None).find_refusal("0" * 64) is None
+    both = Approvals.parse(f"{'0' * 64}, {'1' * 64}")
+    assert both.find_refusal("1" * 64) is None
+    assert Approvals.parse(both.to_text()) == both
 
 
 def test_an_app_is_shown_and_written_into_the_nodes_file(
@@ -85,7 +87,7 @@ def test_an_app_is_shown_and_written_into_the_nodes_file(
         assert cli.main(["approve", str(app), "--node", str(node)]) == 0
         assert hashes[-1] in capsys.readouterr().out
     found = tomllib.loads(node.read_text())
-    assert Approvals.of(found[KEY]) == Approvals(frozenset(hashes))
+    assert Approvals.parse(found[KEY]) == Approvals(frozenset(hashes))
     assert found["delta"] == 1e-5
     assert found["supernode"] == {"superlink": "a:1"}
 
@@ -114,6 +116,6 @@ def test_a_folder_is_built_as_flower_builds_it(
     (app / "app.py").write_text("server = client = None\n")
     assert cli.main(["approve", str(app), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["hash"] == hashlib.sha256(built(app)).hexdigest()
+    assert told["hash"] == hashlib.sha256(build_bundle(app)).hexdigest()
     with pytest.raises(ValueError, match="no Flower app"):
-        built(tmp_path)
+        build_bundle(tmp_path)

@@ -8,8 +8,7 @@ import httpx
 from google.protobuf.message import Message as Proto
 
 from flwr_safedshb.flower.compat import ErrorCode
-from flwr_safedshb.flower.fleet import fleet_pb2
-from flwr_safedshb.node.flower_patches.fleet_client import packed
+from flwr_safedshb.node.flower_patches.fleet_api import fleet_pb2, pack_message
 from tests.node.gates import Node, Place, SuperLink, question, reply, visited
 from tests.node.test_replies_at_the_gate import sent
 
@@ -113,7 +112,7 @@ def test_a_reply_that_was_sent_is_not_taken_back(tmp_path: Path) -> None:
         async with AsyncExitStack() as stack, place.node(ME) as node:
             place.superlink.waiting[ME] = [asked]
             await node.pull()
-            sending = await sent(node, packed(reply(asked)))
+            sending = await sent(node, pack_message(reply(asked)))
             assert sending.status_code == 200
             await node.link.aclose()
             again = await another(stack, place, node)

@@ -15,8 +15,8 @@ import pytest
 from flwr_safedshb import cli
 from flwr_safedshb.algorithm.budget import LEDGER_NAME
 from flwr_safedshb.node.doctor import machine
-from flwr_safedshb.node.doctor.check import Check
-from flwr_safedshb.node.doctor.link import (
+from flwr_safedshb.node.doctor.machine import (
+    CheckResult,
     check_expiry,
     check_key,
     check_link,
@@ -77,14 +77,14 @@ def node(tmp_path: Path) -> Path:
     return path
 
 
-Found = tuple[int, dict[str, Check]]
+Found = tuple[int, dict[str, CheckResult]]
 
 
 def examined(node: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> Found:
     folder = str(node.parent)
     code = cli.main(["doctor", str(node), "--app", folder, "--json", *arguments])
     answer = json.loads(capsys.readouterr().out)
-    checks = [Check(**check) for check in answer["checks"]]
+    checks = [CheckResult(**check) for check in answer["checks"]]
     assert answer["fit"] is (code == 0)
     return code, {check.name: check for check in checks}
 
@@ -317,7 +317,7 @@ def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all("not installed" in check.finding for check in machine.check_versions())
 
 
-class Answer(BaseHTTPRequestHandler):
+class Response(BaseHTTPRequestHandler):
     """A server that tells the time."""
 
     def do_GET(self) -> None:
@@ -331,12 +331,12 @@ class Answer(BaseHTTPRequestHandler):
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[HTTPServer, Credentials]]:
     credentials = Credentials(tmp_path / "credentials")
-    server = HTTPServer(("127.0.0.1", 0), Answer)
+    server = HTTPServer(("127.0.0.1", 0), Response)
     yield server, credentials
     server.server_close()
 
 
-def asked(server: HTTPServer, shown: Credentials, trusted: Path) -> list[Check]:
+def asked(server: HTTPServer, shown: Credentials, trusted: Path) -> list[CheckResult]:
     """Look at a server that shows its certificate to one visitor."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(shown.certificate, shown.certificate_key)
@@ -368,13 +368,13 @@ def test_the_way_to_the_superlink(
 @pytest.mark.process
 def test_an_expired_certificate_or_an_unknown_one_fails(tmp_path: Path) -> None:
     expired = Credentials(tmp_path / "expired", days=-1)
-    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+    with HTTPServer(("127.0.0.1", 0), Response) as server:
         (check,) = asked(server, expired, expired.ca)
     assert check.verdict == "failed"
     assert "expired" in check.finding
     assert "clock" in check.finding
     stranger = Credentials(tmp_path / "stranger")
-    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+    with HTTPServer(("127.0.0.1", 0), Response) as server:
         (check,) = asked(server, stranger, expired.ca)
     assert check.verdict == "failed"
     assert check_expiry("Nov 20 00:00:00 2026 GMT", 1.7947e9).verdict == "warning"

@@ -22,12 +22,16 @@ from flwr.supernode.runtime.run_clientapp import push_message
 from google.protobuf.message import Message as Proto
 
 import flwr_safedshb
-from flwr_safedshb.flower import inline_objects as envelope
+from flwr_safedshb.flower import inline_objects as inlining
 from flwr_safedshb.flower.compat import set_reply_to
-from flwr_safedshb.flower.fleet import fab_pb2, fleet_pb2
-from flwr_safedshb.node.fab import built
-from flwr_safedshb.node.flower_patches import runtime_client as tasks
-from flwr_safedshb.node.flower_patches.fleet_client import pem, received
+from flwr_safedshb.node.flower_patches import runtime_client
+from flwr_safedshb.node.flower_patches.fab import build_bundle
+from flwr_safedshb.node.flower_patches.fleet_api import (
+    fab_pb2,
+    fleet_pb2,
+    message_from_proto,
+    public_key_pem,
+)
 from simulations.loopback import OFFLINE, free_port
 from tests.guard import HANGS
 from tests.node.gates import RUN, Place, SuperLink, question, visited
@@ -40,7 +44,7 @@ SECRET = b"s" * 32
 class WithApp(SuperLink):
     """A SuperLink that has a run, too."""
 
-    fab = built(APP)
+    fab = build_bundle(APP)
 
     def _answer(self, asked: Proto, node: int) -> Proto:
         name = hashlib.sha256(self.fab).hexdigest()
@@ -57,17 +61,17 @@ class WithApp(SuperLink):
         """Return the replies that have come, without what is in them."""
         pushes = [a for _, a, _ in self.calls]
         return [
-            received(push.messages_list[0])
+            message_from_proto(push.messages_list[0])
             for push in pushes
             if isinstance(push, fleet_pb2.PushMessagesRequest)
         ]
 
 
 @contextmanager
-def supernode(folder: Path, place: Place) -> Iterator[tasks.SuperNode]:
+def supernode(folder: Path, place: Place) -> Iterator[runtime_client.Runtime]:
     """Run a SuperNode that starts nothing by itself."""
     key, port = ec.generate_private_key(ec.SECP384R1()), free_port()
-    place.superlink.nodes[pem(key)] = NODE
+    place.superlink.nodes[public_key_pem(key)] = NODE
     secret = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.OpenSSH,
@@ -90,18 +94,18 @@ def supernode(folder: Path, place: Place) -> Iterator[tasks.SuperNode]:
         subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process,
     ):
         try:
-            yield tasks.SuperNode(f"127.0.0.1:{port}")
+            yield runtime_client.Runtime(f"127.0.0.1:{port}")
         finally:
             process.kill()
 
 
-def claimed(node: tasks.SuperNode) -> str:
+def claimed(node: runtime_client.Runtime) -> str:
     """Wait for a task, and return its token."""
     deadline = time.monotonic() + HANGS
-    with node.tasks(SECRET) as client:
+    with node.connect_with_secret(SECRET) as client:
         while time.monotonic() < deadline:
             try:
-                claim = tasks.acquire(client)
+                claim = runtime_client.acquire_task(client)
             except httpx.HTTPError:
                 claim = None  # not up yet
             if claim is not None:
@@ -110,9 +114,9 @@ def claimed(node: tasks.SuperNode) -> str:
     raise TimeoutError("no task has come")
 
 
-def answer(node: tasks.SuperNode, to: str | None = None) -> None:
+def answer(node: runtime_client.Runtime, to: str | None = None) -> None:
     """Be a worker that answers the next message, or says to answer another."""
-    work = tasks.Work(node, claimed(node), lambda *_: None)
+    work = runtime_client.ClientTask(node, claimed(node), lambda *_: None)
     reply = Message(RecordDict(), reply_to=work.message)
     if to is not None:
         set_reply_to(reply, to)
@@ -124,30 +128,32 @@ class Died(BaseException):
     """A worker has been killed."""
 
 
-def die_in_a_reply(work: tasks.Work) -> None:
+def die_in_a_reply(work: runtime_client.ClientTask) -> None:
     """Announce a reply, and die before its parts are sent."""
 
     def killed(*_: object) -> None:
         raise Died
 
     work._client.PushObject = killed  # type: ignore[assignment]
-    large = ArrayRecord([np.zeros(envelope.SMALL, np.float32)])  # in no envelope
+    large = ArrayRecord(
+        [np.zeros(inlining.MAX_OBJECT_BYTES, np.float32)]
+    )  # in no envelope
     work.finish(Message(RecordDict({"arrays": large}), reply_to=work.message))
 
 
-def die_after_a_reply(work: tasks.Work) -> None:
+def die_after_a_reply(work: runtime_client.ClientTask) -> None:
     """Send a reply, and die before the task is said to be done."""
     reply = Message(RecordDict(), reply_to=work.message)
     push_message(work._client, reply, work.context)
     raise Died
 
 
-def die_at_once(work: tasks.Work) -> None:
+def die_at_once(work: runtime_client.ClientTask) -> None:
     """Die before the message is pulled."""
     raise Died
 
 
-def die_before_a_reply(work: tasks.Work) -> None:
+def die_before_a_reply(work: runtime_client.ClientTask) -> None:
     """Die while the app works."""
     raise Died
 
@@ -163,19 +169,23 @@ def die_before_a_reply(work: tasks.Work) -> None:
     ],
 )
 def test_it_costs_at_most_its_message(
-    tmp_path: Path, die: Callable[[tasks.Work], None], errors: list[bool]
+    tmp_path: Path, die: Callable[[runtime_client.ClientTask], None], errors: list[bool]
 ) -> None:
     superlink = WithApp()
 
-    def work(node: tasks.SuperNode) -> None:
+    def work(node: runtime_client.Runtime) -> None:
         token, heads = claimed(node), [b""]
         if die is not die_at_once:
-            dying = tasks.Work(node, token, lambda head, _: heads.append(head))
+            dying = runtime_client.ClientTask(
+                node, token, lambda head, _: heads.append(head)
+            )
             with pytest.raises(Died):
                 die(dying)
             dying.close()
         # What a foreman does for it.
-        tasks.give_up(node, token, heads[-1], "the process of the ClientApp has died")
+        runtime_client.fail_task(
+            node, token, heads[-1], "the process of the ClientApp has died"
+        )
         superlink.waiting[NODE] = [question(NODE, size=4)]
         answer(node)
 
@@ -197,7 +207,7 @@ def test_an_answer_to_an_earlier_message_is_none_to_this_one(tmp_path: Path) -> 
     superlink = WithApp()
     asked = [question(NODE, size) for size in (3, 4, 5)]
 
-    def work(node: tasks.SuperNode) -> None:
+    def work(node: runtime_client.Runtime) -> None:
         answers = (None, asked[0].metadata.message_id, None)
         for message, to in zip(asked, answers, strict=True):
             superlink.waiting[NODE] = [message]

@@ -12,10 +12,14 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.proto import recorddict_pb2
 from google.protobuf.message import Message as Proto
 
-from flwr_safedshb.flower import fleet
-from flwr_safedshb.flower import inline_objects as envelope
-from flwr_safedshb.flower.fleet import fleet_pb2, message_pb2
-from flwr_safedshb.node.flower_patches.fleet_client import Packed, packed
+from flwr_safedshb.flower import inline_objects as inlining
+from flwr_safedshb.flower.object_tree import walk_tree
+from flwr_safedshb.node.flower_patches.fleet_api import (
+    PackedMessage,
+    fleet_pb2,
+    message_pb2,
+    pack_message,
+)
 from tests.node.gates import Node, Place, SuperLink, question, reply, visited
 from tests.node.test_gate import asked
 from tests.node.test_replies_at_the_gate import sent
@@ -39,10 +43,10 @@ class Enveloping(SuperLink):
         if isinstance(answer, fleet_pb2.PullMessagesResponse):
             trees = answer.message_object_trees
             for head, tree in zip(answer.messages_list, trees, strict=True):
-                inside = envelope.chosen(tree.object_id, self.objects)
+                inside = inlining.select_inline(tree.object_id, self.objects)
                 assert inside is not None
-                envelope.seal(head, inside)
-                tree.CopyFrom(envelope.outer_tree(tree, inside))
+                inlining.attach_inline(head, inside)
+                tree.CopyFrom(inlining.prune_tree(tree, inside))
             self.objects.clear()
         return answer
 
@@ -65,15 +69,15 @@ def test_flowers_own_node_is_told_in_its_own_form(tmp_path: Path) -> None:
             )
             found = await node.call("confirm-message-received", request)
             assert found.status_code == 200
-            answers.append(packed(reply(message)))
+            answers.append(pack_message(reply(message)))
             found = await sent(node, answers[0])
             assert found.status_code == 200, found.text
 
-    answers: list[Packed] = []
+    answers: list[PackedMessage] = []
     superlink = visited(tmp_path, visit, superlink=Enveloping())
     assert superlink.names() == ["activate-node", "pull-messages", "push-messages"]
     found = came(superlink)
-    assert envelope.opened(found.messages_list[0]) == answers[0].objects
+    assert inlining.read_inline(found.messages_list[0]) == answers[0].objects
     assert not found.message_object_trees[0].children
 
 
@@ -82,15 +86,17 @@ def test_a_reply_may_come_in_an_envelope(tmp_path: Path) -> None:
 
     async def visit(place: Place) -> None:
         async with place.node(5) as node:
-            answers.append(packed(reply(await asked(place, node))))
-            envelope.seal(answers[0].message, answers[0].objects)
-            found = await sent(node, Packed(answers[0].message, answers[0].tree, {}))
+            answers.append(pack_message(reply(await asked(place, node))))
+            inlining.attach_inline(answers[0].message, answers[0].objects)
+            found = await sent(
+                node, PackedMessage(answers[0].message, answers[0].tree, {})
+            )
             assert found.status_code == 200
 
-    answers: list[Packed] = []
+    answers: list[PackedMessage] = []
     superlink = visited(tmp_path, visit)
     found = came(superlink)
-    assert envelope.opened(found.messages_list[0]) == {}
+    assert inlining.read_inline(found.messages_list[0]) == {}
     assert found.message_object_trees[0] == answers[0].tree
     pushed = {
         call.object_id: call.object_content
@@ -106,13 +112,15 @@ def test_the_fullest_envelope_gets_through(tmp_path: Path) -> None:
     async def visit(place: Place) -> None:
         async with place.node(5) as node:
             question = await asked(place, node)
-            arrays = [np.full(envelope.SMALL // 4 - 64, n, "f4") for n in range(8)]
+            arrays = [
+                np.full(inlining.MAX_OBJECT_BYTES // 4 - 64, n, "f4") for n in range(8)
+            ]
             content = RecordDict({"arrays": ArrayRecord(arrays)})
-            answer = packed(Message(content, reply_to=question))
-            inside = envelope.chosen(answer.tree.object_id, answer.objects)
+            answer = pack_message(Message(content, reply_to=question))
+            inside = inlining.select_inline(answer.tree.object_id, answer.objects)
             assert inside is not None
-            assert sum(map(len, inside.values())) > 0.7 * envelope.MOST
-            envelope.seal(answer.message, inside)
+            assert sum(map(len, inside.values())) > 0.7 * inlining.MAX_INLINE_BYTES
+            inlining.attach_inline(answer.message, inside)
             found = await sent(node, answer)
             assert found.status_code == 200, found.text
 
@@ -121,16 +129,18 @@ def test_the_fullest_envelope_gets_through(tmp_path: Path) -> None:
 
 
 def stranger(request: Any) -> None:
-    envelope.seal(request.messages_list[0], {"": b"ArrayChunk  1\0x"})
+    inlining.attach_inline(request.messages_list[0], {"": b"ArrayChunk  1\0x"})
 
 
 def many(request: Any) -> None:
     inside = {str(n): b"ArrayChunk  8\0%08d" % n for n in range(100)}
-    envelope.seal(request.messages_list[0], inside)
+    inlining.attach_inline(request.messages_list[0], inside)
 
 
 def large(request: Any) -> None:
-    envelope.seal(request.messages_list[0], {"": bytes(2 * envelope.MOST)})
+    inlining.attach_inline(
+        request.messages_list[0], {"": bytes(2 * inlining.MAX_INLINE_BYTES)}
+    )
 
 
 def words(request: Any) -> None:
@@ -159,8 +169,8 @@ def test_a_reply_that_the_superlink_failed_over_may_come_again(tmp_path: Path) -
 
     async def visit(place: Place) -> None:
         async with place.node(5) as node:
-            answer = packed(reply(await asked(place, node)))
-            envelope.seal(answer.message, answer.objects)
+            answer = pack_message(reply(await asked(place, node)))
+            inlining.attach_inline(answer.message, answer.objects)
             for status in (503, 200, 200):
                 assert (await _pushed(node, answer)).status_code == status
 
@@ -168,7 +178,7 @@ def test_a_reply_that_the_superlink_failed_over_may_come_again(tmp_path: Path) -
     assert superlink.names().count("push-messages") == 2
 
 
-async def _pushed(node: Node, answer: Packed) -> httpx.Response:
+async def _pushed(node: Node, answer: PackedMessage) -> httpx.Response:
     request = fleet_pb2.PushMessagesRequest(
         node=node.proto(),
         messages_list=[answer.message],
@@ -197,7 +207,7 @@ def test_objects_that_the_server_is_still_sending_are_waited_for(
             message = question(node.number)
             place.superlink.waiting[node.number] = [message]
             given = await node.pull()
-            for part, _ in fleet.walk(given.message_object_trees[0]):
+            for part, _ in walk_tree(given.message_object_trees[0]):
                 found = await node.pull_object(part.object_id)
                 told = message_pb2.PullObjectResponse.FromString(found.content)
                 assert told.object_available

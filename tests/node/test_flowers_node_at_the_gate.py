@@ -19,13 +19,13 @@ from flwr.supercore.retry import http_retry
 from flwr.supernode.fleet_http_connection import http_request_response
 from google.protobuf.message import Message as Proto
 
-from flwr_safedshb.flower import fleet
 from flwr_safedshb.flower.compat import set_process_run
-from flwr_safedshb.node.flower_patches.fleet_client import Key, pem
-from flwr_safedshb.node.flower_patches.supernode import keep_connections, kept_limits
-from flwr_safedshb.node.gate.call import Call
+from flwr_safedshb.flower.object_tree import walk_tree
+from flwr_safedshb.node.flower_patches import fleet_api
+from flwr_safedshb.node.flower_patches.fleet_api import Key, public_key_pem
+from flwr_safedshb.node.flower_patches.supernode import default_limits, keep_connections
+from flwr_safedshb.node.gate.http import Request, Response
 from flwr_safedshb.node.gate.limits import Limits
-from flwr_safedshb.node.gate.wire import Answer
 from tests.node.gates import RUN, Place, SuperLink, visited
 
 ME = 5
@@ -37,7 +37,7 @@ class Beating(SuperLink):
     """A SuperLink that also answers heartbeats."""
 
     def _answer(self, asked: Proto, node: int) -> Proto:
-        if isinstance(asked, fleet.CALLS["send-node-heartbeat"]):
+        if isinstance(asked, fleet_api.CALLS["send-node-heartbeat"]):
             return SendNodeHeartbeatResponse(success=True)
         return super()._answer(asked, node)
 
@@ -60,7 +60,7 @@ def served(place: Place, key: Key, trusted: bytes) -> Message:
         given = receive()
         assert given is not None
         message, tree = given
-        for part, _ in fleet.walk(tree):
+        for part, _ in walk_tree(tree):
             found = pull(RUN, part.object_id)
             assert found == place.superlink.objects[part.object_id]
         confirm(RUN, message.metadata.message_id)
@@ -77,7 +77,7 @@ def served(place: Place, key: Key, trusted: bytes) -> Message:
 def asking(key: Key) -> Beating:
     """Return a SuperLink with a message for the node that has this key."""
     superlink = Beating()
-    superlink.nodes[pem(key)] = ME
+    superlink.nodes[public_key_pem(key)] = ME
     set_process_run(RUN)
     message = Message(content(0), ME, "train", ttl=60.0)
     message.metadata.__dict__["_message_id"] = message.object_id
@@ -94,7 +94,7 @@ def test_it_takes_a_message_and_its_reply_arrives_whole(tmp_path: Path) -> None:
         answer = await asyncio.to_thread(served, place, key, trusted)
         for name, part in get_all_nested_objects(answer).items():
             assert superlink.objects[name] == part.deflate()
-        assert not place.gate.door.refusals
+        assert not place.gate.listener.refusals
 
     visited(tmp_path, visit, superlink=superlink)
     assert superlink.names().count("confirm-message-received") == 1
@@ -115,18 +115,18 @@ def test_no_reply_is_lost_with_a_connection(
     async def visit(place: Place) -> None:
         answered = place.gate.answer
 
-        async def hang_up(call: Call) -> Answer:
-            name = call.path.rpartition("/")[2]
+        async def hang_up(request: Request) -> Response:
+            name = request.path.rpartition("/")[2]
             # A message that was given out to nobody is gone; it has cost nothing.
             late = name not in ("pull-messages", "send-node-heartbeat")
             for when in ("before", "after") if late else ("before",):
-                answer = await answered(call) if when == "after" else None
+                answer = await answered(request) if when == "after" else None
                 if (name, when) not in hung_up:
                     hung_up.add((name, when))
                     raise EOFError
-            return answer or await answered(call)
+            return answer or await answered(request)
 
-        place.gate.door._handler = hang_up
+        place.gate.listener._handler = hang_up
         trusted = (tmp_path / "gate.crt").read_bytes()
         answer = await asyncio.to_thread(served, place, key, trusted)
         for name, part in get_all_nested_objects(answer).items():
@@ -142,7 +142,7 @@ def test_a_node_that_is_there_needs_no_new_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another user of its machine may come from the same address, without pause."""
-    monkeypatch.setattr(kept_limits(), "keepalive_expiry", 0.1)
+    monkeypatch.setattr(default_limits(), "keepalive_expiry", 0.1)
     keep_connections()
     key = ec.generate_private_key(ec.SECP384R1())
     trusted = tmp_path / "gate.crt"
@@ -158,7 +158,7 @@ def test_a_node_that_is_there_needs_no_new_connection(
         ) as (_, receive, *_):
             found.append(receive())
             time.sleep(0.2)  # longer than what is idle would be kept
-            while not place.gate.door.refusals["connections that came too fast"]:
+            while not place.gate.listener.refusals["connections that came too fast"]:
                 with suppress(OSError):
                     socket.create_connection(("127.0.0.1", place.port)).close()
             found.append(receive())  # whose error would be swallowed

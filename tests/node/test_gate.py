@@ -13,9 +13,10 @@ from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from flwr.superlink.routers.control.router import router as control
 from flwr.superlink.routers.fleet.router import router as fleet_router
 
-from flwr_safedshb.flower import fleet
-from flwr_safedshb.flower.fleet import fleet_pb2
-from flwr_safedshb.node.gate.gate import Gate
+from flwr_safedshb.flower.object_tree import walk_tree
+from flwr_safedshb.node.flower_patches import fleet_api
+from flwr_safedshb.node.flower_patches.fleet_api import fleet_pb2
+from flwr_safedshb.node.gate.backend import Backend
 from flwr_safedshb.node.gate.limits import Limits
 from tests.guard import HANGS
 from tests.node.gates import (
@@ -24,7 +25,7 @@ from tests.node.gates import (
     SuperLink,
     question,
     reply,
-    signed,
+    sign_headers,
     visited,
 )
 
@@ -32,15 +33,15 @@ from tests.node.gates import (
 def test_every_call_of_this_flower_is_known() -> None:
     inside = {"register-node", "unregister-node"}
     paths = {route.path for route in fleet_router.routes}  # type: ignore[attr-defined]
-    assert paths == {f"/v1/fleet/{name}" for name in {*fleet.CALLS} | inside}
-    for name, kind in fleet.CALLS.items():
+    assert paths == {f"/v1/fleet/{name}" for name in {*fleet_api.CALLS} | inside}
+    for name, kind in fleet_api.CALLS.items():
         assert PROTOBUF_REQUEST_TYPES["POST", f"/v1/fleet/{name}"] is kind
 
 
 def test_what_goes_inside_is_written_by_the_gate(tmp_path: Path) -> None:
     async def visit(place: Place) -> None:
         async with place.node(5) as node:
-            beat = fleet.CALLS["send-node-heartbeat"](
+            beat = fleet_api.CALLS["send-node-heartbeat"](
                 node=node.proto(), heartbeat_interval=30
             )
             found = await node.call(
@@ -53,10 +54,12 @@ def test_what_goes_inside_is_written_by_the_gate(tmp_path: Path) -> None:
 
     superlink = visited(tmp_path, visit)
     name, request, headers = superlink.calls[-1]
-    assert (name, fleet.caller(request)) == ("send-node-heartbeat", 5)
+    assert (name, fleet_api.claimed_node_id(request)) == ("send-node-heartbeat", 5)
     assert headers["host"] == "10.0.0.1:9091"
     assert not {"x-forwarded-for", "cookie"} & {*headers}
-    assert {fleet.PUBLIC_KEY, fleet.SIGNATURE, fleet.TIMESTAMP} <= {*headers}
+    assert {fleet_api.PUBLIC_KEY, fleet_api.SIGNATURE, fleet_api.TIMESTAMP} <= {
+        *headers
+    }
 
 
 def test_no_words_of_a_node_reach_the_superlinks_log(tmp_path: Path) -> None:
@@ -66,9 +69,9 @@ def test_no_words_of_a_node_reach_the_superlinks_log(tmp_path: Path) -> None:
     async def visit(place: Place) -> None:
         async with place.node(5) as node:
             for text in (two_lines, "\x1b[2J" + "a" * 60, "", "A" * 64):
-                request = fleet.CALLS["get-fab"](node=node.proto(), hash_str=text)
+                request = fleet_api.CALLS["get-fab"](node=node.proto(), hash_str=text)
                 assert (await node.call("get-fab", request)).status_code == 400
-            request = fleet.CALLS["get-fab"](node=node.proto(), hash_str="a" * 64)
+            request = fleet_api.CALLS["get-fab"](node=node.proto(), hash_str="a" * 64)
             assert (await node.call("get-fab", request)).status_code == 200
             for value in ("\x1b[31m", "\xff"):
                 reader, writer = await place.connect()
@@ -95,7 +98,7 @@ def test_operators_and_processes_do_not_get_through(tmp_path: Path) -> None:
             for path in closed:
                 reader, writer = await place.connect()
                 lines = [f"POST {path} HTTP/1.1", "host: g", "content-length: 0"]
-                lines += [f"{k}: {v}" for k, v in signed(node.key).items()]
+                lines += [f"{k}: {v}" for k, v in sign_headers(node.key).items()]
                 writer.write("\r\n".join([*lines, "", ""]).encode())
                 assert b" 404 " in await reader.readline(), path
                 writer.close()
@@ -106,19 +109,19 @@ def test_operators_and_processes_do_not_get_through(tmp_path: Path) -> None:
 
 
 def forged_name(headers: dict[str, str]) -> None:
-    headers[fleet.SIGNATURE] = headers[fleet.SIGNATURE][::-1]
+    headers[fleet_api.SIGNATURE] = headers[fleet_api.SIGNATURE][::-1]
 
 
 @pytest.mark.parametrize(
     "change",
     [
         forged_name,
-        lambda h: h.pop(fleet.SIGNATURE),
-        lambda h: h.pop(fleet.PUBLIC_KEY),
-        lambda h: h.update({fleet.PUBLIC_KEY: "x" * 5000}),
-        lambda h: h.update({fleet.PUBLIC_KEY: "bm8ga2V5"}),
-        lambda h: h.update({fleet.TIMESTAMP: "yesterday"}),
-        lambda h: h.update({fleet.TIMESTAMP: datetime.now(UTC).isoformat()}),
+        lambda h: h.pop(fleet_api.SIGNATURE),
+        lambda h: h.pop(fleet_api.PUBLIC_KEY),
+        lambda h: h.update({fleet_api.PUBLIC_KEY: "x" * 5000}),
+        lambda h: h.update({fleet_api.PUBLIC_KEY: "bm8ga2V5"}),
+        lambda h: h.update({fleet_api.TIMESTAMP: "yesterday"}),
+        lambda h: h.update({fleet_api.TIMESTAMP: datetime.now(UTC).isoformat()}),
     ],
 )
 def test_a_call_that_nobody_signed_costs_the_superlink_nothing(
@@ -126,7 +129,7 @@ def test_a_call_that_nobody_signed_costs_the_superlink_nothing(
 ) -> None:
     async def visit(place: Place) -> None:
         async with place.node(5, registered=False) as node:
-            headers = signed(node.key)
+            headers = sign_headers(node.key)
             change(headers)
             found = await node.link.post(
                 "/v1/fleet/pull-messages", content=b"", headers=headers
@@ -144,7 +147,7 @@ def test_an_old_signature_is_none(tmp_path: Path) -> None:
                 found = await node.link.post(
                     "/v1/fleet/pull-messages",
                     content=b"",
-                    headers=signed(node.key, when),
+                    headers=sign_headers(node.key, when),
                 )
                 assert found.status_code == 401
 
@@ -157,7 +160,7 @@ async def asked(place: Place, node: Node) -> Any:
     place.superlink.waiting[node.number] = [message]
     given = await node.pull()
     assert len(given.messages_list) == 1
-    for part, _ in fleet.walk(given.message_object_trees[0]):
+    for part, _ in walk_tree(given.message_object_trees[0]):
         assert (await node.pull_object(part.object_id)).status_code == 200
     return message
 
@@ -217,19 +220,20 @@ def test_many_who_wait_ask_no_more_often_than_one(
         return timeout(seconds)
 
     monkeypatch.setattr(asyncio, "timeout", noted)
-    gate = Gate.__new__(Gate)
-    gate._work, gate._waiting = asyncio.Event(), 0
+    backend = Backend.__new__(Backend)
+    backend.limits = Limits(poll_seconds=9.0)
+    backend._has_work, backend._num_waiting = asyncio.Event(), 0
 
     async def wait() -> None:
-        together = [asyncio.create_task(gate.wait_for_work(9.0)) for _ in range(12)]
+        together = [asyncio.create_task(backend.wait_for_work()) for _ in range(12)]
         await asyncio.sleep(0)
-        gate.announce_work()
+        backend.announce_work()
         async with timeout(HANGS):
             await asyncio.gather(*together)
 
     asyncio.run(wait())
     assert waited == [9.0 * min(number, 10) for number in range(1, 13)]
-    assert gate._waiting == 0
+    assert backend._num_waiting == 0
 
 
 def test_a_call_for_work_ends_when_there_is_none(tmp_path: Path) -> None:
@@ -246,7 +250,7 @@ def test_a_node_that_floods_slows_itself(tmp_path: Path) -> None:
 
     async def visit(place: Place) -> None:
         async with place.node(5) as node:
-            beat = fleet.CALLS["send-node-heartbeat"](
+            beat = fleet_api.CALLS["send-node-heartbeat"](
                 node=node.proto(), heartbeat_interval=30
             )
             superlink.most_under_way = 0
@@ -281,15 +285,17 @@ def test_an_error_of_the_gate_ends_one_call(
 ) -> None:
     async def visit(place: Place) -> None:
         async with place.node(5) as node:
-            beat = fleet.CALLS["send-node-heartbeat"](
+            beat = fleet_api.CALLS["send-node-heartbeat"](
                 node=node.proto(), heartbeat_interval=30
             )
             with monkeypatch.context() as patched:
-                patched.setattr(fleet, "caller", lambda request: 1 / 0)
+                patched.setattr(fleet_api, "claimed_node_id", lambda request: 1 / 0)
                 found = await node.call("send-node-heartbeat", beat)
                 assert found.status_code == 500
             found = await node.call("send-node-heartbeat", beat)
             assert found.status_code == 200
-            assert place.gate.door.refusals["ZeroDivisionError within the gate"] == 1
+            assert (
+                place.gate.listener.refusals["ZeroDivisionError within the gate"] == 1
+            )
 
     visited(tmp_path, visit)

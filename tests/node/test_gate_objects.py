@@ -7,59 +7,59 @@ import pytest
 from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-from flwr_safedshb.flower.fleet import message_pb2
-from flwr_safedshb.node.gate.objects import Objects
-from flwr_safedshb.node.gate.wire import Answer
+from flwr_safedshb.node.flower_patches.fleet_api import message_pb2
+from flwr_safedshb.node.gate.http import Response
+from flwr_safedshb.node.gate.object_cache import ObjectCache
 from tests.node.gates import RUN, Place, question, visited
 
 
-def answer(content: bytes) -> Answer:
+def answer(content: bytes) -> Response:
     found = message_pb2.PullObjectResponse(
         object_found=True, object_available=bool(content), object_content=content
     )
-    return Answer(200, found.SerializeToString())
+    return Response(200, found.SerializeToString())
 
 
 class Asked:
     """A SuperLink that is slow, and counts."""
 
-    def __init__(self, *answers: Answer) -> None:
+    def __init__(self, *answers: Response) -> None:
         self.answers, self.times = list(answers), 0
 
-    async def __call__(self) -> Answer:
+    async def __call__(self) -> Response:
         self.times += 1
         await asyncio.sleep(0.01)
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
 def test_those_who_want_the_same_wait_for_the_one_who_asked() -> None:
-    objects, ask = Objects(100), Asked(answer(b"a"))
+    objects, ask = ObjectCache(100), Asked(answer(b"a"))
 
-    async def together() -> list[Answer]:
+    async def together() -> list[Response]:
         return await asyncio.gather(*(objects.get("a", ask) for _ in range(5)))
 
     assert asyncio.run(together()) == [answer(b"a")] * 5
     assert ask.times == 1
 
 
-@pytest.mark.parametrize("first", [answer(b""), Answer(403)])
-def test_what_is_not_there_yet_is_asked_for_again(first: Answer) -> None:
-    objects, ask = Objects(100), Asked(first, answer(b"a"))
+@pytest.mark.parametrize("first", [answer(b""), Response(403)])
+def test_what_is_not_there_yet_is_asked_for_again(first: Response) -> None:
+    objects, ask = ObjectCache(100), Asked(first, answer(b"a"))
 
-    async def twice() -> list[Answer]:
+    async def twice() -> list[Response]:
         return [await objects.get("a", ask), await objects.get("a", ask)]
 
     assert asyncio.run(twice()) == [first, answer(b"a")]
 
 
 def test_who_asked_and_failed_does_not_stop_the_others() -> None:
-    objects, ask = Objects(100), Asked(answer(b"a"))
+    objects, ask = ObjectCache(100), Asked(answer(b"a"))
 
-    async def fail() -> Answer:
+    async def fail() -> Response:
         await asyncio.sleep(0.01)
         raise OSError
 
-    async def both() -> tuple[Answer | BaseException, Answer | BaseException]:
+    async def both() -> tuple[Response | BaseException, Response | BaseException]:
         return await asyncio.gather(
             objects.get("a", fail), objects.get("a", ask), return_exceptions=True
         )
@@ -70,7 +70,7 @@ def test_who_asked_and_failed_does_not_stop_the_others() -> None:
 
 
 def test_the_latest_are_kept_within_the_bytes_allowed() -> None:
-    objects = Objects(3 * answer(b"a" * 50).size)
+    objects = ObjectCache(3 * answer(b"a" * 50).size)
     asks = {name: Asked(answer(name.encode() * 50)) for name in "abcd"}
 
     async def pull(names: str) -> None:
@@ -118,7 +118,7 @@ def test_a_node_that_is_slow_to_read_keeps_no_object_from_the_others(
         async with place.node(5) as hostile, place.node(6) as node:
             await hostile.pull()
             await node.pull()
-            (stuck,) = (n for n in place.gate._known.values() if n.number == 5)
+            (stuck,) = (n for n in place.gate._known.values() if n.node_id == 5)
             for _ in range(place.gate.limits.node_calls):
                 await stuck.calls.acquire()
             for name in parts[0] & parts[1]:

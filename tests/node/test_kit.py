@@ -17,7 +17,7 @@ from cryptography import x509
 
 from flwr_safedshb.algorithm.budget import LEDGER_NAME
 from flwr_safedshb.algorithm.checkpoint import load
-from flwr_safedshb.node import node_file
+from flwr_safedshb.node.node_file import read_node_file
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from simulations.loopback import ROOT, free_port
 from simulations.loopback.credentials import SCRIPT
@@ -308,7 +308,7 @@ def test_services_and_containers_have_the_guides_options(
 def test_the_nodes_template_is_a_policy() -> None:
     from flwr_safedshb.privacy.policy import NodePolicy
 
-    config = node_file.read(KIT / "node.toml").config
+    config = read_node_file(KIT / "node.toml").config
     policy = NodePolicy.from_config(config, ("data", "state-dir"))
     assert None not in vars(policy).values()
     guide = GUIDE.read_text()

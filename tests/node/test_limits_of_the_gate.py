@@ -10,12 +10,12 @@ import httpx
 import pytest
 from google.protobuf.message import Message as Proto
 
-from flwr_safedshb.flower import fleet
-from flwr_safedshb.flower.fleet import fab_pb2
+from flwr_safedshb.node.flower_patches import fleet_api
+from flwr_safedshb.node.flower_patches.fleet_api import fab_pb2, sign_headers
 from flwr_safedshb.node.gate import limits as gate_limits
-from flwr_safedshb.node.gate.limits import Limits, Pace, Room, place
+from flwr_safedshb.node.gate.limits import ByteQuota, Limits, RateLimiter, group_address
 from tests.guard import HANGS
-from tests.node.gates import Node, Place, SuperLink, signed, visited
+from tests.node.gates import Node, Place, SuperLink, visited
 
 
 def test_a_pace_lets_a_burst_in_and_then_so_many_a_second(
@@ -23,20 +23,20 @@ def test_a_pace_lets_a_burst_in_and_then_so_many_a_second(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    pace = Pace(4.0)
-    assert sum(pace.admits("a") for _ in range(50)) == 8
-    assert pace.admits("b")
+    pace = RateLimiter(4.0)
+    assert sum(pace.admit("a") for _ in range(50)) == 8
+    assert pace.admit("b")
     now[0] += 1.0
-    assert sum(pace.admits("a") for _ in range(50)) == 4
+    assert sum(pace.admit("a") for _ in range(50)) == 4
     now[0] += 60.0
-    assert sum(pace.admits("a") for _ in range(50)) == 8
+    assert sum(pace.admit("a") for _ in range(50)) == 8
 
 
 def test_a_pace_remembers_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    pace = Pace(4.0)
+    pace = RateLimiter(4.0)
     for number in range(9000):
-        pace.admits(str(number))
-    assert len(pace._spent) <= 4096
+        pace.admit(str(number))
+    assert len(pace._empty_at) <= 4096
 
 
 @pytest.mark.parametrize(
@@ -53,14 +53,14 @@ def test_a_pace_remembers_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_line_is_one_place_whatever_addresses_it_has(
     address: str, expected: str
 ) -> None:
-    assert place(address) == expected
+    assert group_address(address) == expected
 
 
 def test_one_owner_waits_for_its_own_bytes_only() -> None:
     async def story() -> None:
-        room = Room(100)
-        async with room.held("a", 80):
-            async with room.held("b", 100), room.held("a", 20):
+        room = ByteQuota(100)
+        async with room.hold("a", 80):
+            async with room.hold("b", 100), room.hold("a", 20):
                 pass
             waiting = asyncio.create_task(_hold(room, "a", 30))
             await asyncio.sleep(0)
@@ -71,8 +71,8 @@ def test_one_owner_waits_for_its_own_bytes_only() -> None:
     asyncio.run(asyncio.wait_for(story(), HANGS))
 
 
-async def _hold(room: Room, owner: str, size: int) -> None:
-    async with room.held(owner, size):
+async def _hold(room: ByteQuota, owner: str, size: int) -> None:
+    async with room.hold(owner, size):
         pass
 
 
@@ -81,12 +81,14 @@ async def raw(place: Place, node: Node, name: str, request: Proto) -> bytes:
     body = request.SerializeToString()
     lines = [f"POST /v1/fleet/{name} HTTP/1.1", "host: g"]
     lines += [f"content-length: {len(body)}"]
-    lines += [f"{k}: {v}" for k, v in signed(node.key).items()]
+    lines += [f"{k}: {v}" for k, v in sign_headers(node.key).items()]
     return "\r\n".join([*lines, "", ""]).encode() + bytes(body)
 
 
 def beat(node: Node) -> Proto:
-    return fleet.CALLS["send-node-heartbeat"](node=node.proto(), heartbeat_interval=30)
+    return fleet_api.CALLS["send-node-heartbeat"](
+        node=node.proto(), heartbeat_interval=30
+    )
 
 
 def test_bodies_that_hostile_nodes_hold_stop_no_other(tmp_path: Path) -> None:
@@ -100,7 +102,7 @@ def test_bodies_that_hostile_nodes_hold_stop_no_other(tmp_path: Path) -> None:
                 reader, writer = await place.connect()
                 lines = ["POST /v1/fleet/push-object HTTP/1.1", "host: g"]
                 lines += [f"content-length: {16 * 2**20}"]
-                lines += [f"{k}: {v}" for k, v in signed(hostile.key).items()]
+                lines += [f"{k}: {v}" for k, v in sign_headers(hostile.key).items()]
                 head = "\r\n".join([*lines, "", ""]).encode()
                 writer.write(head + bytes(2**20))
                 await writer.drain()
@@ -173,7 +175,7 @@ def test_a_node_with_too_many_connections_closes_its_oldest(tmp_path: Path) -> N
             writer.write(await raw(place, node, "send-node-heartbeat", request))
             await reader.readuntil(b"\r\n\r\n")
             assert b" 200 " in await reader.readline()
-            (mine,) = place.gate.door._owned.values()
+            (mine,) = place.gate.listener._owned.values()
             assert len(mine) == 3
             for _, writer in links:
                 writer.close()
@@ -186,7 +188,7 @@ def test_answers_do_not_wait_to_be_confirmed(tmp_path: Path) -> None:
 
     async def visit(place: Place) -> None:
         async with place.node(5):
-            ((connection,),) = place.gate.door._owned.values()
+            ((connection,),) = place.gate.listener._owned.values()
             option = (socket.IPPROTO_TCP, socket.TCP_NODELAY)
             assert connection.socket.getsockopt(*option)
 
@@ -243,9 +245,9 @@ def test_the_first_call_comes_at_once_on_a_machine_that_has_just_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gate_limits, "time", SimpleNamespace(monotonic=lambda: 0.0))
-    pace = gate_limits.Pace(0.001)
-    assert pace.admits("node")
-    assert not pace.admits("node")
+    pace = gate_limits.RateLimiter(0.001)
+    assert pace.admit("node")
+    assert not pace.admit("node")
 
 
 def test_a_node_that_calls_without_pause_waits(tmp_path: Path) -> None:
@@ -270,7 +272,7 @@ def test_nobody_is_waited_for_longer_than_flowers_own_node(tmp_path: Path) -> No
     async def visit(place: Place) -> None:
         async with place.node(5) as node:
             for seconds in (30.0, 1800.0):
-                request = fleet.CALLS["send-node-heartbeat"](
+                request = fleet_api.CALLS["send-node-heartbeat"](
                     node=node.proto(), heartbeat_interval=seconds
                 )
                 await node.call("send-node-heartbeat", request)

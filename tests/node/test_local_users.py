@@ -26,8 +26,7 @@ from flwr_safedshb.atomic_io import make_private_folder, replace_file
 from flwr_safedshb.node import service
 from flwr_safedshb.node.doctor import machine
 from flwr_safedshb.node.node_file import NodeFile
-from flwr_safedshb.node.ports import is_ours
-from flwr_safedshb.node.service import NodeService
+from flwr_safedshb.node.service import NodeService, is_own_port
 from simulations.loopback.credentials import SCRIPT
 from tests.clients import THETA, make, node
 
@@ -177,17 +176,17 @@ def test_a_port_that_another_user_has_taken_is_not_asked_for_work(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mine:
         port = int(mine.getsockname()[1])
-        assert is_ours(port)
-    assert not is_ours(port)
+        assert is_own_port(port)
+    assert not is_own_port(port)
     with listening_as(NOBODY) as (port, calls):
-        assert not is_ours(port)
+        assert not is_own_port(port)
         socket.create_connection(("127.0.0.1", port)).close()
         while not calls():
             time.sleep(0.01)
         # A SuperNode that could not listen there, and ends.
-        monkeypatch.setattr(service, "_free_port", lambda: port)
+        monkeypatch.setattr(service, "find_free_port", lambda: port)
         monkeypatch.setattr(
-            NodeService, "_command", lambda self, folder, port: ["sleep", "0.5"]
+            NodeService, "_make_command", lambda self, folder, port: ["sleep", "0.5"]
         )
         node = NodeFile(place / "node.toml", {}, None)
         nobody = NodeService(node, insecure="127.0.0.1:1")

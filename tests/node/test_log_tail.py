@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from flwr_safedshb.node import log_tail as voices
-from flwr_safedshb.node.log_tail import Voice
+from flwr_safedshb.node import log_tail
+from flwr_safedshb.node.log_tail import LogTail
 
 
 class Said:
@@ -15,11 +15,11 @@ class Said:
     def __init__(self) -> None:
         self.now = 100.0
         ear, self.mouth = os.pipe()
-        self.voice = Voice(os.fdopen(ear, "rb"))
+        self.voice = LogTail(os.fdopen(ear, "rb"))
 
     def say(self, words: bytes) -> None:
         os.write(self.mouth, words)
-        self.voice.hear()
+        self.voice.read()
 
 
 @pytest.fixture
@@ -33,37 +33,37 @@ def test_words_are_passed_on(said: Said, capfd: pytest.CaptureFixture[str]) -> N
     said.say(b"hello\n")
     said.say(b"\xff half a li")
     os.write(said.mouth, b"ne\n")
-    said.voice.finish()
+    said.voice.read_rest()
     assert capfd.readouterr().err.endswith("half a line\n")
-    assert not said.voice.over
+    assert not said.voice.is_closed
     os.close(said.mouth)
-    said.voice.finish()
-    assert said.voice.over
+    said.voice.read_rest()
+    assert said.voice.is_closed
 
 
 def test_a_message_is_asked_for_at_once_and_until_it_is_found(said: Said) -> None:
     voice = said.voice
-    assert voice.pause() == 0.0  # at the start there may be work
-    voice.asked(found=False)
-    assert voice.pause() == voices._LATER
+    assert voice.poll_delay() == 0.0  # at the start there may be work
+    voice.note_poll(found=False)
+    assert voice.poll_delay() == log_tail._SLOW_POLL
     said.say(b"INFO: Receiving: train message")
-    assert voice.pause() == voices._LATER
+    assert voice.poll_delay() == log_tail._SLOW_POLL
     said.say(b" (ID: 1)\nINFO: Received succ")
     said.say(b"essfully\n")
-    assert voice.pause() == 0.0
-    voice.asked(found=False)
-    assert voice.pause() == pytest.approx(voices._SOON)
-    voice.asked(found=True)
-    assert voice.pause() == voices._LATER
+    assert voice.poll_delay() == 0.0
+    voice.note_poll(found=False)
+    assert voice.poll_delay() == pytest.approx(log_tail._FAST_POLL)
+    voice.note_poll(found=True)
+    assert voice.poll_delay() == log_tail._SLOW_POLL
     said.say(b"and no more\n")
-    assert voice.pause() == voices._LATER
+    assert voice.poll_delay() == log_tail._SLOW_POLL
 
 
 def test_a_message_that_never_comes_is_not_asked_for_for_ever(said: Said) -> None:
     said.say(b"Received successfully\n")
     said.now += 3
-    said.voice.asked(found=False)
-    assert said.voice.pause() == voices._LATER
+    said.voice.note_poll(found=False)
+    assert said.voice.poll_delay() == log_tail._SLOW_POLL
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_names_that_a_server_chooses_move_no_cursor(
 ) -> None:
     read, write = os.pipe()
     with os.fdopen(read, "rb", buffering=0) as stream, os.fdopen(write, "wb") as other:
-        voice = Voice(stream)
+        voice = LogTail(stream)
         other.write(said)
         other.flush()
-        voice.hear()
+        voice.read()
     assert capfdbinary.readouterr().err == shown

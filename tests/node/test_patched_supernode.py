@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from flwr.app import Error, Message, Metadata, RecordDict
@@ -18,7 +17,10 @@ from flwr.supernode import start_client_internal as main_loop
 from flwr.supernode.nodestate import NodeStateFactory
 
 from flwr_safedshb.node.flower_patches import supernode
-from flwr_safedshb.node.flower_patches.fleet_client import Packed, packed
+from flwr_safedshb.node.flower_patches.fleet_api import (
+    PackedMessage,
+    pack_message,
+)
 from simulations.loopback import OFFLINE, free_port
 from tests.guard import HANGS
 
@@ -36,7 +38,7 @@ class Played:
         self.now = 0.0
         monkeypatch.setattr(time, "sleep", self._sleep)
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        self.sender = supernode.Sender(main_loop._push_messages)
+        self.sender = supernode.ReplySender(main_loop._push_messages)
 
     def _sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
@@ -44,13 +46,13 @@ class Played:
         if self.steps:
             self.steps.pop(0)()
 
-    def begin(self, packed: Packed) -> None:
+    def begin(self, packed: PackedMessage) -> None:
         """Be a worker that has announced a reply."""
         message = supernode_message(packed)
         self.state.store_message(message)
         self.store.preregister(1, packed.tree)
 
-    def whole(self, packed: Packed) -> None:
+    def whole(self, packed: PackedMessage) -> None:
         """Be a worker that sends a reply."""
         self.begin(packed)
         self.put(packed)
@@ -61,7 +63,7 @@ class Played:
         assert task is not None
         return task
 
-    def put(self, packed: Packed, count: int | None = None) -> None:
+    def put(self, packed: PackedMessage, count: int | None = None) -> None:
         """Be a worker that sends the parts of a reply."""
         for name in list(packed.objects)[:count]:
             self.store.put(name, packed.objects[name])
@@ -74,21 +76,21 @@ class Played:
         self.sender(self.state, self.store, send=send, push_object=None)
 
 
-def supernode_message(packed: Packed) -> Message:
+def supernode_message(packed: PackedMessage) -> Message:
     return message_from_proto(packed.message)
 
 
-def reply(to: str, reason: str = "") -> Packed:
+def reply(to: str, reason: str = "") -> PackedMessage:
     about = Metadata(1, "", 2, 1, to, "", 0.0, 1.0, "train")
     made = (
         make_message(about, error=Error(2, reason))
         if reason
         else make_message(about, content=RecordDict())
     )
-    return packed(made)
+    return pack_message(made)
 
 
-def name(packed: Packed) -> str:
+def name(packed: PackedMessage) -> str:
     return str(packed.message.metadata.message_id)
 
 
@@ -178,7 +180,7 @@ def test_half_a_reply_of_which_nothing_comes_is_given_up(played: Played) -> None
 def test_a_call_for_work_follows_at_once_if_the_last_was_held(
     played: Played,
 ) -> None:
-    clock = supernode.Clock()
+    clock = supernode.PollClock()
     clock.sleep(3)
     played.now += 1.0
     clock.sleep(3)
@@ -212,16 +214,3 @@ def test_a_supernode_ends_with_who_started_it(tmp_path: Path) -> None:
     while child.exists():
         assert time.monotonic() < deadline
         time.sleep(0.2)
-
-
-def test_flowers_loop_is_as_it_is_known() -> None:
-    assert supernode.is_known(main_loop)
-
-
-def test_a_loop_that_is_not_known_is_left_alone(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    other = ModuleType("other")
-    other.time = time  # type: ignore[attr-defined]
-    supernode.hasten(other)
-    assert vars(other)["time"] is time

@@ -8,8 +8,8 @@ import pytest
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-from flwr_safedshb.flower import fleet
-from flwr_safedshb.flower.fleet import fleet_pb2, message_pb2
+from flwr_safedshb.flower.object_tree import walk_tree
+from flwr_safedshb.node.flower_patches.fleet_api import fleet_pb2, message_pb2
 from flwr_safedshb.node.gate.limits import Limits
 from tests.node.gates import Node, Place, question, reply, visited
 from tests.node.test_gate import asked
@@ -148,7 +148,7 @@ def test_what_has_not_come_is_not_confirmed(tmp_path: Path) -> None:
             confirm = message_pb2.ConfirmMessageReceivedRequest(
                 node=node.proto(), run_id=77, message_object_id=message.object_id
             )
-            for part, _ in fleet.walk(given.message_object_trees[0]):
+            for part, _ in walk_tree(given.message_object_trees[0]):
                 early = await node.call("confirm-message-received", confirm)
                 assert early.status_code == 400
                 await node.pull_object(part.object_id)
@@ -194,7 +194,7 @@ def test_children_are_those_that_the_bytes_name(tmp_path: Path) -> None:
             leaf = next(n for n, part in parts.items() if not part.children)
 
             def poison(request: Any) -> None:
-                for part, _ in fleet.walk(request.message_object_trees[0]):
+                for part, _ in walk_tree(request.message_object_trees[0]):
                     if part.object_id == leaf:
                         part.children.add().object_id = "a" * 64
 

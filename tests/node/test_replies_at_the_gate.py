@@ -12,12 +12,15 @@ from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 from flwr.app.message import array as flower_array
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-from flwr_safedshb.flower import fleet
 from flwr_safedshb.flower.compat import set_process_run
-from flwr_safedshb.flower.fleet import fleet_pb2
-from flwr_safedshb.node.flower_patches.fleet_client import Packed, packed
+from flwr_safedshb.flower.object_tree import walk_tree
+from flwr_safedshb.node.flower_patches.fleet_api import (
+    PackedMessage,
+    fleet_pb2,
+    pack_message,
+)
 from flwr_safedshb.node.gate.limits import Limits
-from flwr_safedshb.node.gate.sizes import measured, put_together
+from flwr_safedshb.node.gate.message_size import measure_message, measure_object
 from simulations.chaos.hostile.attacks import change_array
 from tests.guard import HANGS
 from tests.node.gates import (
@@ -32,7 +35,7 @@ from tests.node.gates import (
 from tests.node.test_gate import asked
 
 
-async def sent(node: Node, pushed: Packed) -> httpx.Response:
+async def sent(node: Node, pushed: PackedMessage) -> httpx.Response:
     """Announce a reply and push its objects; return the first refusal, or the end."""
     request = fleet_pb2.PushMessagesRequest(
         node=node.proto(),
@@ -69,7 +72,7 @@ def test_a_reply_is_measured_by_what_it_becomes(
     async def visit(place: Place) -> None:
         async with place.node(5) as node:
             answer = reply(await asked(place, node), size=2500)
-            found = await sent(node, change_array(packed(answer), **changes))
+            found = await sent(node, change_array(pack_message(answer), **changes))
             assert found.status_code == status, found.text
             reached = "push-messages" in place.superlink.names()
             assert reached == (status == 200)
@@ -84,9 +87,9 @@ def test_a_message_is_as_large_as_flower_makes_it(
     values = [np.zeros(1000, np.float32), np.arange(300, dtype=np.float32)]
     record = ArrayRecord(values)
     parts = get_all_nested_objects(record)
-    sizes = put_together({n: measured(p.deflate()) for n, p in parts.items()})
+    sizes = measure_message({n: measure_object(p.deflate()) for n, p in parts.items()})
     inside = sum(len(array.data) for array in record.values())
-    assert inside <= sizes.arrays <= inside * 1.1
+    assert inside <= sizes.array_bytes <= inside * 1.1
     # The zeros are there once, and count as often as they are in the array.
     assert sum(len(p.deflate()) for p in parts.values()) < inside / 1.5
 
@@ -108,13 +111,13 @@ def test_noise_may_answer_zeros(
             message.metadata.__dict__["_message_id"] = message.object_id
             place.superlink.waiting[5] = [message]
             given = await node.pull()
-            for part, _ in fleet.walk(given.message_object_trees[0]):
+            for part, _ in walk_tree(given.message_object_trees[0]):
                 await node.pull_object(part.object_id)
             answer = Message(
                 RecordDict({"arrays": ArrayRecord(noise)}), reply_to=message
             )
             answer.metadata.__dict__["_message_id"] = answer.object_id
-            found = await sent(node, packed(answer))
+            found = await sent(node, pack_message(answer))
             assert found.status_code == 200, found.text
 
     visited(tmp_path, visit, limits)
@@ -129,7 +132,7 @@ def test_to_ask_again_allows_no_larger_reply(tmp_path: Path) -> None:
             for _ in range(40):
                 for name in get_all_nested_objects(message):
                     await node.pull_object(name)
-            found = await sent(node, packed(reply(message, size=2000)))
+            found = await sent(node, pack_message(reply(message, size=2000)))
             assert found.status_code == 413
 
     visited(tmp_path, visit, limits)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flwr_safedshb.algorithm.budget import LEDGER_NAME
-from flwr_safedshb.node.status_report import Report, budget
+from flwr_safedshb.node.service import StatusReporter, describe_budget
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from flwr_safedshb.privacy.plan import PrivacyPlan
 
@@ -24,7 +24,7 @@ def ledger(tmp_path: Path) -> Path:
 def test_a_budget_is_said_in_words(ledger: Path) -> None:
     with Ledger(ledger) as opened:
         spent = opened.epsilon()
-    assert budget(ledger) == (
+    assert describe_budget(ledger) == (
         f"3 steps charged: epsilon = {spent:.4g} of 4 spent at delta = 1e-05, "
         f"{4 - spent:.4g} left"
     )
@@ -35,14 +35,14 @@ def test_it_is_said_once_a_minute_if_there_is_news(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    report = Report(ledger.parent)
+    reporter = StatusReporter(ledger.parent)
     caplog.clear()
     said: list[str] = []
     for seconds, served in ((1, 1), (60, 2), (61, 2), (61, 3)):
         now[0] += seconds
-        report.tell(served, "round 3 (train) of run 7")
+        reporter.report(served, "round 3 (train) of run 7")
         for thread in threading.enumerate():
-            if thread.name.endswith("(_tell)"):
+            if thread.name.endswith("(_report)"):
                 thread.join(60)
         said.append(caplog.text)
         caplog.clear()
@@ -55,5 +55,5 @@ def test_a_damaged_ledger_is_said_to_be(
     ledger: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ledger.write_bytes(b"no ledger")
-    Report(ledger.parent)._tell(1, "round 1")
+    StatusReporter(ledger.parent)._report(1, "round 1")
     assert "The ledger cannot be read" in caplog.text

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from flwr_safedshb.node.flower_patches.fleet_api import sign_headers
 from flwr_safedshb.node.gate.limits import Limits
-from tests.node.gates import Place, signed, visited
+from tests.node.gates import Place, visited
 
 STRICT = Limits(
     hold_seconds=0.05,
@@ -70,7 +71,7 @@ def test_headers_are_read_to_their_bound_and_no_further(
         # The rest is on its way when the gate hangs up, so the answer may be lost.
         with suppress(ConnectionError):
             await said(place, b"POST / HTTP/1.1\r\n" + line)
-        assert place.gate.door.refusals["not HTTP"] == 1
+        assert place.gate.listener.refusals["not HTTP"] == 1
 
     assert not visited(tmp_path, visit, STRICT).calls
 
@@ -90,7 +91,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path) -> None:
         async with place.node(5) as node:
             lines = ["POST /v1/fleet/pull-messages HTTP/1.1", "host: g"]
             lines += ["content-length: 1000"]
-            lines += [f"{k}: {v}" for k, v in signed(node.key).items()]
+            lines += [f"{k}: {v}" for k, v in sign_headers(node.key).items()]
             answer = await said(place, "\r\n".join([*lines, "", "x"]).encode())
             assert b" 408 " in answer
 
@@ -107,7 +108,7 @@ def test_the_body_of_a_stranger_is_not_read(tmp_path: Path) -> None:
             found = await node.link.post(
                 "/v1/fleet/push-object",
                 content=b"x" * 100_000,
-                headers=signed(node.key),
+                headers=sign_headers(node.key),
             )
             assert found.status_code == 413
 
@@ -120,7 +121,7 @@ def test_who_holds_connections_closes_their_own(tmp_path: Path) -> None:
     async def visit(place: Place) -> None:
         async with place.node(5) as node:
             held = [await place.connect() for _ in range(30)]
-            assert len(place.gate.door._unknown) <= 6
+            assert len(place.gate.listener._unknown) <= 6
             # The node's own connection is known, and a new one gets through.
             assert not (await node.pull()).messages_list
             async with place.node(6) as other:
@@ -147,7 +148,7 @@ def test_refusals_are_counted_not_logged(
     async def visit(place: Place) -> None:
         for _ in range(20):
             await said(place, b"POST / HTTP/1.1\r\nhost: g\r\n\r\n")
-        assert place.gate.door.refusals.total() >= 20
+        assert place.gate.listener.refusals.total() >= 20
 
     visited(tmp_path, visit, STRICT)
     assert not [r for r in caplog.records if r.name.startswith("safedshb")]

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from flwr_safedshb.flower import fleet
 from flwr_safedshb.flower.compat import set_process_run
-from flwr_safedshb.flower.fleet import fleet_pb2
-from flwr_safedshb.node.flower_patches.fleet_client import packed, signed
+from flwr_safedshb.node.flower_patches import fleet_api
+from flwr_safedshb.node.flower_patches.fleet_api import (
+    fleet_pb2,
+    pack_message,
+    sign_headers,
+)
 from flwr_safedshb.node.gate.limits import Limits
 from tests.node.gates import RUN, Node, Place, bare, question, visited
 from tests.node.test_replies_at_the_gate import sent
@@ -23,7 +26,11 @@ ME, OTHER = 5, 6
 
 def written(node: Node, name: str, body: bytes, *more: str) -> bytes:
     """Return a call as it goes over the wire."""
-    headers = {"host": "gate", "content-length": str(len(body)), **signed(node.key)}
+    headers = {
+        "host": "gate",
+        "content-length": str(len(body)),
+        **sign_headers(node.key),
+    }
     lines = [f"POST /v1/fleet/{name} HTTP/1.1"]
     lines += [f"{key}: {value}" for key, value in headers.items()]
     return "\r\n".join([*lines, *more, "", ""]).encode() + body
@@ -42,7 +49,7 @@ def test_a_long_call_without_an_object_is_not_read(name: str, tmp_path: Path) ->
             await writer.drain()  # the rest need not come
             assert b" 413 " in await reader.readline()
             writer.transport.abort()
-            refused = place.gate.door.refusals
+            refused = place.gate.listener.refusals
             assert refused["a long call that brings no object"] == 1
 
     visited(tmp_path, visit)
@@ -62,7 +69,9 @@ def test_a_model_of_many_arrays_gets_through(tmp_path: Path) -> None:
         async with place.node(ME) as node:
             place.superlink.waiting[ME] = [message]
             await node.pull()
-            answer = packed(Message(of_many_arrays(80, 0.7), reply_to=bare(message)))
+            answer = pack_message(
+                Message(of_many_arrays(80, 0.7), reply_to=bare(message))
+            )
             request = fleet_pb2.PushMessagesRequest(message_object_trees=[answer.tree])
             assert request.ByteSize() > place.gate.limits.unknown_body_bytes
             assert (await sent(node, answer)).status_code == 200
@@ -164,7 +173,9 @@ def test_a_key_is_a_nodes_in_one_spelling_only(tmp_path: Path) -> None:
             place.superlink.waiting[ME] = [question(ME)]
             spelt = base64.b64encode(b"a text before it\n" + node.pem).decode()
             ask = fleet_pb2.PullMessagesRequest(node=node.proto())
-            found = await node.call("pull-messages", ask, **{fleet.PUBLIC_KEY: spelt})
+            found = await node.call(
+                "pull-messages", ask, **{fleet_api.PUBLIC_KEY: spelt}
+            )
             assert found.status_code in (400, 401)
             assert (await node.pull()).messages_list
 

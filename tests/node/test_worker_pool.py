@@ -9,123 +9,129 @@ from typing import Any
 
 import pytest
 
-from flwr_safedshb.flower.compat import ErrorCode
-from flwr_safedshb.node import dispatcher as foremen
+from flwr_safedshb.node import dispatcher as dispatchers
 from flwr_safedshb.node.approvals import Approvals
-from flwr_safedshb.node.dispatcher import Foreman
-from flwr_safedshb.node.flower_patches import runtime_client as tasks
-from flwr_safedshb.node.flower_patches.runtime_client import Bundle, Claim, SuperNode
+from flwr_safedshb.node.dispatcher import Dispatcher
+from flwr_safedshb.node.flower_patches import runtime_client
+from flwr_safedshb.node.flower_patches.runtime_client import (
+    AppBundle,
+    ClaimedTask,
+    Runtime,
+)
 from flwr_safedshb.node.worker_pool import Worker
 from tests.guard import HANGS
 
-SUPERNODE = SuperNode("127.0.0.1:1")
+SUPERNODE = Runtime("127.0.0.1:1")
 
 
-class Hands:
-    """A nursery whose workers are this test's to play."""
+class FakeForkServer:
+    """A fork server whose workers are this test's to play."""
 
     def __init__(self) -> None:
         self.links: list[socket.socket] = []
 
-    def worker(self) -> socket.socket:
+    def fork_worker(self) -> socket.socket:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         theirs.settimeout(HANGS)
         self.links.append(theirs)
         return mine
 
-    def told(self, number: int) -> dict[str, Any]:
+    def receive(self, number: int) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.links[number].recv(2**20))
         return found
 
-    def say(self, number: int, **words: object) -> None:
+    def send(self, number: int, **words: object) -> None:
         self.links[number].sendall(json.dumps(words).encode())
 
 
 @pytest.fixture
-def hands() -> Hands:
-    return Hands()
+def pool() -> FakeForkServer:
+    return FakeForkServer()
 
 
 @pytest.fixture
-def foreman(hands: Hands) -> Foreman:
-    return Foreman(hands, SUPERNODE, Approvals(frozenset({"a" * 64})))  # type: ignore[arg-type]
+def dispatcher(pool: FakeForkServer) -> Dispatcher:
+    return Dispatcher(pool, SUPERNODE, Approvals(frozenset({"a" * 64})))  # type: ignore[arg-type]
 
 
 def test_a_run_has_one_worker_and_one_task_at_a_time(
-    hands: Hands, foreman: Foreman
+    pool: FakeForkServer, dispatcher: Dispatcher
 ) -> None:
-    foreman.assign(Claim(7, "first"))
-    foreman.assign(Claim(7, "second"))
-    foreman.assign(Claim(8, "other"))
-    assert len(hands.links) == 2
-    assert hands.told(0) == {
+    dispatcher.assign(ClaimedTask(7, "first"))
+    dispatcher.assign(ClaimedTask(7, "second"))
+    dispatcher.assign(ClaimedTask(8, "other"))
+    assert len(pool.links) == 2
+    assert pool.receive(0) == {
         "address": SUPERNODE.address,
         "token": "first",
         "approved": "a" * 64,
     }
-    assert hands.told(1)["token"] == "other"
-    hands.say(0, head="00", about="round 3 (train)")
-    foreman.attend(1.0)
-    hands.links[0].setblocking(False)
+    assert pool.receive(1)["token"] == "other"
+    pool.send(0, head="00", about="round 3 (train)")
+    dispatcher.poll(1.0)
+    pool.links[0].setblocking(False)
     with pytest.raises(BlockingIOError):
-        hands.links[0].recv(10)
-    hands.say(0, done=True)
-    foreman.attend(1.0)
-    assert hands.told(0)["token"] == "second"
-    assert (foreman.served, foreman.last) == (1, "round 3 (train) of run 7")
+        pool.links[0].recv(10)
+    pool.send(0, done=True)
+    dispatcher.poll(1.0)
+    assert pool.receive(0)["token"] == "second"
+    assert (dispatcher.num_answered, dispatcher.last_answered) == (
+        1,
+        "round 3 (train) of run 7",
+    )
 
 
 def test_what_a_worker_dies_over_is_answered_and_the_rest_goes_on(
-    hands: Hands, foreman: Foreman, monkeypatch: pytest.MonkeyPatch
+    pool: FakeForkServer, dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    buried: list[tuple[object, ...]] = []
-    monkeypatch.setattr(tasks, "give_up", lambda *told: buried.append(told))
-    foreman.assign(Claim(7, "first"))
-    foreman.assign(Claim(7, "second"))
-    hands.say(0, head="abcd", about="")
-    foreman.attend(1.0)
-    hands.links[0].close()
-    foreman.attend(1.0)
-    assert buried == [
+    failed: list[tuple[object, ...]] = []
+    monkeypatch.setattr(runtime_client, "fail_task", lambda *told: failed.append(told))
+    dispatcher.assign(ClaimedTask(7, "first"))
+    dispatcher.assign(ClaimedTask(7, "second"))
+    pool.send(0, head="abcd", about="")
+    dispatcher.poll(1.0)
+    pool.links[0].close()
+    dispatcher.poll(1.0)
+    assert failed == [
         (SUPERNODE, "first", b"\xab\xcd", "the process of the ClientApp has died")
     ]
-    assert len(hands.links) == 2
-    assert hands.told(1)["token"] == "second"
+    assert len(pool.links) == 2
+    assert pool.receive(1)["token"] == "second"
 
 
 def test_silent_workers_are_let_go(
-    hands: Hands, foreman: Foreman, monkeypatch: pytest.MonkeyPatch
+    pool: FakeForkServer, dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    foreman.assign(Claim(7, "first"))
-    assert hands.told(0)["token"] == "first"
-    monkeypatch.setattr(foremen, "_SILENCE", 0.0)
-    foreman.attend(0.0)  # at work: it stays
-    hands.say(0, done=True)
-    foreman.attend(1.0)
-    foreman.attend(0.0)
-    assert hands.links[0].recv(10) == b""
+    dispatcher.assign(ClaimedTask(7, "first"))
+    assert pool.receive(0)["token"] == "first"
+    monkeypatch.setattr(dispatchers, "_MAX_IDLE_SECONDS", 0.0)
+    dispatcher.poll(0.0)  # at work: it stays
+    pool.send(0, done=True)
+    dispatcher.poll(1.0)
+    dispatcher.poll(0.0)
+    assert pool.links[0].recv(10) == b""
 
 
 def test_the_oldest_idle_worker_makes_room(
-    hands: Hands, foreman: Foreman, monkeypatch: pytest.MonkeyPatch
+    pool: FakeForkServer, dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foremen, "_MAX_WORKERS", 1)
+    monkeypatch.setattr(dispatchers, "_MAX_WORKERS", 1)
     for run in (7, 8):
-        foreman.assign(Claim(run, "t"))
-        hands.told(run - 7)
-        hands.say(run - 7, done=True)
-        foreman.attend(1.0)
-    foreman.attend(0.0)
-    assert hands.links[0].recv(10) == b""
-    foreman.assign(Claim(8, "again"))
-    assert hands.told(1)["token"] == "again"
+        dispatcher.assign(ClaimedTask(run, "t"))
+        pool.receive(run - 7)
+        pool.send(run - 7, done=True)
+        dispatcher.poll(1.0)
+    dispatcher.poll(0.0)
+    assert pool.links[0].recv(10) == b""
+    dispatcher.assign(ClaimedTask(8, "again"))
+    assert pool.receive(1)["token"] == "again"
 
 
 @pytest.mark.parametrize(
     ("loaded", "approved", "words"),
     [
         ("", None, None),
-        ("", frozenset({Bundle(b"app", "", "").hash}), None),
+        ("", frozenset({AppBundle(b"app", "", "").hash}), None),
         ("", frozenset({"0" * 64}), "approved-apps"),
         ("", frozenset[str](), "approved-apps"),
         ("0" * 64, None, "changed its app"),
@@ -136,27 +142,28 @@ def test_a_bundle_is_judged_by_its_bytes_before_it_is_unpacked(
 ) -> None:
     link, _ = socket.socketpair()
     worker = Worker(link)
-    worker._loaded = loaded
+    worker._app_hash = loaded
     # What the run says of itself is no matter.
-    bundle = Bundle(b"app", "approved/app", "1.0")
-    found = worker._unwanted(bundle, Approvals(approved))
+    bundle = AppBundle(b"app", "approved/app", "1.0")
+    reason = worker._find_refusal(bundle.hash, Approvals(approved))
     if words is None:
-        assert found is None
+        assert reason is None
     else:
-        assert found is not None
-        code, reason = found
-        assert code == ErrorCode.INVALID_FAB
+        assert reason is not None
         assert words in reason
 
 
 SCRIPT = """
 import json, os, socket
-from flwr_safedshb.node import workers
-workers._IMPORTED = ()
-workers._serve = lambda link: (link.sendall(str(os.getpid()).encode()), os._exit(0))
-nursery = workers.Nursery()
+from flwr_safedshb.node import worker_pool
+worker_pool._IMPORTED = ()
+def run(link):
+    link.sendall(str(os.getpid()).encode())
+    os._exit(0)
+worker_pool._run_worker = run
+server = worker_pool.ForkServer()
 secret = "s3cret"
-links = [nursery.worker() for _ in range(2)]
+links = [server.fork_worker() for _ in range(2)]
 pids = [int(link.recv(100)) for link in links]
 assert len({*pids, os.getpid()}) == 3
 print("forked")
@@ -164,7 +171,7 @@ print("forked")
 
 
 @pytest.mark.process
-def test_the_nursery_forks_a_process_for_each_worker() -> None:
+def test_the_fork_server_forks_a_process_for_each_worker() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         capture_output=True,
@@ -179,8 +186,8 @@ def test_the_nursery_forks_a_process_for_each_worker() -> None:
 @pytest.mark.process
 def test_an_import_that_fails_is_seen_and_not_waited_for() -> None:
     script = (
-        "from flwr_safedshb.node import workers; "
-        "workers._IMPORTED = ('no_such_module',); workers.Nursery().worker()"
+        "from flwr_safedshb.node import worker_pool as pool; "
+        "pool._IMPORTED = ('no_such_module',); pool.ForkServer().fork_worker()"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=HANGS
@@ -191,10 +198,10 @@ def test_an_import_that_fails_is_seen_and_not_waited_for() -> None:
 
 
 @pytest.mark.process
-def test_a_nursery_ends_with_its_foreman() -> None:
+def test_the_fork_server_ends_with_its_dispatcher() -> None:
     script = (
-        "from flwr_safedshb.node import workers; workers._IMPORTED = (); "
-        "workers.Nursery()"
+        "from flwr_safedshb.node import worker_pool; worker_pool._IMPORTED = (); "
+        "worker_pool.ForkServer()"
     )
     # It holds the pipe of this process's output: were it to stay, this would wait.
     done = subprocess.run(

@@ -15,7 +15,7 @@ def test_a_round_is_traced_from_the_messages_to_the_step() -> None:
     assert sys.getprofile() is None
     names = {(by.file, called.file, called.name) for by, called in found.calls}
     assert ("client.py", "algorithm/step.py", "Steps.fit") in names
-    assert ("algorithm/step.py", "privacy/ledger/store.py", "Store.charge") in names
+    assert ("algorithm/step.py", "privacy/ledger/ledger.py", "Ledger.charge") in names
     assert ("algorithm/round.py", "algorithm/screening.py", "screen_all") in names
     assert all(by.file != called.file for by, called in found.calls)
     # The same every time, so that a page can tell it.

@@ -19,12 +19,6 @@ from flwr_safedshb.client import (
     to_private_client,
 )
 from flwr_safedshb.flower.compat import flatten_config
-from flwr_safedshb.node import node_file
-
-
-def read_node_config(path: Path) -> UserConfig:
-    """Return the config of a node, as Flower hands it to clients."""
-    return node_file.read(path).config
 
 
 def read_app(folder: Path) -> tuple[str, UserConfig]:
@@ -44,12 +38,12 @@ def read_app(folder: Path) -> tuple[str, UserConfig]:
 
 
 def load_client_fn(name: str, folder: Path) -> ClientFn:
-    """Return the function that makes clients, by ``module:object``.
+    """Load the function that makes clients, or what `client_app` made of it.
 
     Parameters
     ----------
     name : str
-        Of the function itself, or of what `client_app` made of it.
+        ``module:object``
     folder : Path
         Where modules are looked for first.
     """

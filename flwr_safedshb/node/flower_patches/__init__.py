@@ -1,1 +1,1 @@
-"""Changes to Flower's own programs, which make a node faster."""
+"""What the node needs of Flower's private names, and patches of its SuperNode."""

@@ -1,4 +1,4 @@
-"""Work that a SuperNode hands out: a task is one message for the ClientApp of a run.
+"""A client of a SuperNode's Runtime API: tasks, each one message for a ClientApp.
 
 In the isolation mode ``process`` a SuperNode starts nothing. Who knows its secret asks
 for tasks and gets each with a token; with the token the message is pulled and the reply
@@ -44,53 +44,47 @@ from flwr.supernode.runtime.run_clientapp import (
     push_task_output,
 )
 
-from flwr_safedshb.flower import inline_objects as envelope
-from flwr_safedshb.flower.envelope_client import Opener, small_objects
+from flwr_safedshb.flower import inline_objects as inlining
+from flwr_safedshb.flower.patching import Expectation, Patch, uses_names
 
-__all__ = ["Bundle", "Claim", "LoadClientAppError", "SuperNode", "Work"]
+__all__ = ["AppBundle", "ClaimedTask", "ClientTask", "LoadClientAppError", "Runtime"]
 
-Seen = Callable[[bytes, Metadata], None]
+OnMessage = Callable[[bytes, Metadata], None]
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A task that is ours: whose run it is of, and the token to work on it with."""
+class ClaimedTask:
+    """A task that is ours: the run it belongs to, and the token to work on it with."""
 
     run_id: int
     token: str
 
 
-class SuperNode:
-    """The tasks of a SuperNode on this machine.
-
-    Parameters
-    ----------
-    address : str
-        Of its runtime API, host:port.
-    """
+class Runtime:
+    """The Runtime API of a SuperNode on this machine, at `address` (host:port)."""
 
     def __init__(self, address: str) -> None:
         self.address = address
 
     @contextmanager
-    def tasks(self, secret: bytes) -> Iterator[RuntimeHttpClient]:
-        """Connect, to ask for tasks."""
+    def connect_with_secret(self, secret: bytes) -> Iterator[RuntimeHttpClient]:
+        """Connect to ask for tasks."""
         auth = SuperExecAuthHttpInterceptor(
             master_secret=secret, protected_methods={_ACQUIRE}
         )
-        # Not tried again: a SuperNode that has ended must be seen to have ended.
-        with self._client(auth, None) as client:
+        # Without retries: a SuperNode that has ended must be seen to have ended.
+        with self._connect(auth, None) as client:
             yield client
 
-    def work(self, token: str) -> RuntimeHttpClient:
-        """Connect, to work on one task."""
-        again = make_simple_http_retry_invoker()
-        return self._client(RuntimeTokenHttpInterceptor(token), again)
+    def connect_with_token(self, token: str) -> RuntimeHttpClient:
+        """Connect to work on one task."""
+        retries = make_simple_http_retry_invoker()
+        return self._connect(RuntimeTokenHttpInterceptor(token), retries)
 
-    def _client(
-        self, interceptor: object, again: RetryInvoker | None
+    def _connect(
+        self, interceptor: object, retries: RetryInvoker | None
     ) -> RuntimeHttpClient:
         return RuntimeHttpClient.from_server_address(
             server_address=self.address,
@@ -100,79 +94,98 @@ class SuperNode:
                 RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
                 interceptor,  # type: ignore[list-item]
             ],
-            retry_invoker=again,
+            retry_invoker=retries,
         )
 
 
-def acquire(client: RuntimeHttpClient) -> Claim | None:
-    """Return the oldest task that nobody has claimed, if there is one."""
-    found = client.AcquireTask(
+def acquire_task(client: RuntimeHttpClient) -> ClaimedTask | None:
+    """Claim the oldest task that nobody has claimed; None if there is none."""
+    response = client.AcquireTask(
         AcquireTaskRequest(supported_task_types={TaskType.CLIENT_APP})
     )
-    if not found.HasField("task") or not found.token:
+    if not response.HasField("task") or not response.token:
         return None
-    return Claim(found.task.run_id, found.token)
+    return ClaimedTask(response.task.run_id, response.token)
 
 
 @dataclass(frozen=True)
-class Bundle:
-    """A Flower app as it came: bytes, and what the run says they are."""
+class AppBundle:
+    """A Flower app: its bytes, and the id and version that the run states."""
 
     content: bytes
-    app: str
+    app_id: str
     version: str
 
     @property
     def hash(self) -> str:
-        """The hash of the bytes themselves, whatever anybody calls them."""
+        """The hash of the bytes themselves, whatever the run states."""
         return hashlib.sha256(self.content).hexdigest()
 
     def load(self) -> ClientApp:
         """Unpack the app into Flower's folder, and import its ClientApp."""
         install_from_fab(self.content, skip_prompt=True)
         load = get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
-        return load(self.app, self.version, self.hash)
+        return load(self.app_id, self.version, self.hash)
 
 
-class Work:
-    """One task under way: its message, and a heartbeat while it is worked on.
+def _expectations() -> Iterator[Expectation]:
+    pulls = ("PullMessages", "PullObject", "ConfirmMessageReceived")
+    yield "pull_task_input makes them", uses_names(pull_task_input, *pulls)
+    yield "push_message calls PushMessages", uses_names(push_message, "PushMessages")
+
+
+PATCH = Patch(
+    target="RuntimeHttpClient of a worker",
+    lost="every object between a SuperNode and its worker is a call of its own",
+    upstream="batched object transfer in the Runtime API",
+    expectations=_expectations,
+)
+
+
+class ClientTask:
+    """A task under way: its message is pulled, and its heartbeat runs.
 
     Parameters
     ----------
-    supernode : SuperNode
+    runtime : Runtime
     token : str
         Of the task.
-    seen : callable (bytes, Metadata) -> None
-        Called with enough of the message to refuse it by, and with its metadata, as
-        soon as the message is ours: before its parts are pulled.
+    on_message : callable (bytes, Metadata) -> None
+        Called with enough of the message to fail it by (`fail_task`), and with its
+        metadata, as soon as the message is ours: before its objects are pulled.
     """
 
-    def __init__(self, supernode: SuperNode, token: str, seen: Seen) -> None:
-        self._client = supernode.work(token)
-        Opener(self._client, lambda _: None)
-        pull, push = self._client.PullMessages, self._client.PushMessages
+    def __init__(self, runtime: Runtime, token: str, on_message: OnMessage) -> None:
+        self._client = runtime.connect_with_token(token)
         self._reply: Message | None = None
+        does_inline = PATCH.fits()
+        if does_inline:
+            inlining.InlineObjectsClient(self._client, lambda _: None)
+        pull, push = self._client.PullMessages, self._client.PushMessages
 
-        def noted(request: PullAppMessagesRequest) -> PullAppMessagesResponse:
-            answer = pull(request)
-            for proto in answer.messages_list:
-                envelope.empty(proto)
-                seen(proto.SerializeToString(), message_from_proto(proto).metadata)
-            return answer
+        def pull_messages(request: PullAppMessagesRequest) -> PullAppMessagesResponse:
+            response = pull(request)
+            for head in response.messages_list:
+                inlining.remove_inline(head)
+                metadata = message_from_proto(head).metadata
+                on_message(head.SerializeToString(), metadata)
+            return response
 
-        def sealed(request: PushAppMessagesRequest) -> PushAppMessagesResponse:
-            if self._reply is not None and self._reply.has_content():
+        def push_messages(request: PushAppMessagesRequest) -> PushAppMessagesResponse:
+            reply = self._reply
+            if does_inline and reply is not None and reply.has_content():
                 (head,), (tree,) = request.messages_list, request.message_object_trees
-                objects = small_objects(self._reply, {})
-                envelope.seal(head, envelope.chosen(tree.object_id, objects) or {})
+                objects = inlining.deflate_small_objects(reply, {})
+                inline = inlining.select_inline(tree.object_id, objects) or {}
+                inlining.attach_inline(head, inline)
             return push(request)
 
-        self._client.PullMessages = noted  # type: ignore[method-assign]
-        self._client.PushMessages = sealed  # type: ignore[method-assign]
+        self._client.PullMessages = pull_messages  # type: ignore[method-assign]
+        self._client.PushMessages = push_messages  # type: ignore[method-assign]
         self._heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(self._client))
         self._heartbeat.start()
         self.message, self.context, run, fab = pull_task_input(self._client)
-        self.bundle = Bundle(fab.content, run.fab_id, run.fab_version)
+        self.bundle = AppBundle(fab.content, run.fab_id, run.fab_version)
 
     def finish(self, reply: Message) -> None:
         """Send the reply, and keep the context that the app has left."""
@@ -187,43 +200,42 @@ class Work:
         push_task_output(self._client, None, SubStatus.FAILED, reason)
 
     def close(self) -> None:
-        """Let go of the task."""
+        """Stop the heartbeat and disconnect."""
         if self._heartbeat.is_running:
             self._heartbeat.stop()
         self._client.close()
 
 
-def give_up(supernode: SuperNode, token: str, head: bytes, reason: str) -> None:
+def fail_task(runtime: Runtime, token: str, head: bytes, reason: str) -> None:
     """Answer with an error for a process that has died over its task.
 
     Parameters
     ----------
-    supernode : SuperNode
+    runtime : Runtime
     token : str
     head : bytes
-        What the process had seen of its message; nothing if it had not pulled it. Then
+        What the process had seen of its message; empty if it had not pulled it. Then
         the message is still there, and nobody but us would ever answer it.
     reason : str
     """
-    with supernode.work(token) as client:
+    with runtime.connect_with_token(token) as client:
         if not head:
             found = client.PullMessages(PullAppMessagesRequest()).messages_list
             if not found:
                 return  # it has just been pulled: Flower answers for it in a minute
             head = found[0].SerializeToString()
-        _refuse(client, head, reason)
-
-
-def _refuse(client: RuntimeHttpClient, head: bytes, reason: str) -> None:
-    message = message_from_proto(MessageProto.FromString(head))
-    about = message.metadata
-    TaskIdentity.run_id, TaskIdentity.node_id = about.run_id, about.dst_node_id
-    TaskIdentity.task_id = 1
-    error = Message(
-        Error(code=ErrorCode.CLIENT_APP_CRASHED, reason=reason), reply_to=message
-    )
-    context = Context(about.run_id, about.dst_node_id, {}, RecordDict(), {})
-    # Where the dead one's own reply is being sent just now, no other is taken.
-    with suppress(ObjectPushError):
-        push_message(client, error, context)
-    push_task_output(client, None, SubStatus.FAILED, reason)
+        message = message_from_proto(MessageProto.FromString(head))
+        metadata = message.metadata
+        TaskIdentity.run_id, TaskIdentity.node_id = (
+            metadata.run_id,
+            metadata.dst_node_id,
+        )
+        TaskIdentity.task_id = 1
+        error = Error(code=ErrorCode.CLIENT_APP_CRASHED, reason=reason)
+        reply = Message(error, reply_to=message)
+        state = RecordDict()
+        context = Context(metadata.run_id, metadata.dst_node_id, {}, state, {})
+        # Where the dead one's own reply is being sent just now, no other is taken.
+        with suppress(ObjectPushError):
+            push_message(client, reply, context)
+        push_task_output(client, None, SubStatus.FAILED, reason)

@@ -1,29 +1,24 @@
-"""Flower's SuperNode, from which a reply leaves as soon as it is whole.
+"""Flower's SuperNode, patched so that a reply leaves as soon as it is whole.
 
 ``python -m flwr_safedshb.node.flower_patches.supernode`` is ``flower-supernode`` with
-the same options. Its main loop pulls a message, waits for the reply and sends it. That
-waiting is done here, for no option changes what Flower does:
+the same options. Flower's main loop pulls a message, waits for the reply and pushes it;
+no option changes how it waits:
 
-- it looks for a reply every half second. Here a look follows soon, and later the longer
-  it takes;
-- it begins to send a reply of which parts are missing, and waits for them for ever. A
+- It looks for a reply every half second. Here it looks soon, and more rarely the longer
+  it takes.
+- It begins to push a reply whose objects are missing, and waits for them for ever. A
   process that dies at that moment would take its node along. Here only whole replies
-  are sent, so an error that follows takes the place of half a reply;
-- it takes an error that comes after a reply for the answer to the next message. Here
-  what answers nothing is sent only if nobody works on an answer any more;
-- it pulls and pushes every object by a call of its own. Here small ones come and go in
-  envelopes (`envelope`);
-- it sleeps for 3 s after a call for work that brought none. Here it calls every 3 s,
-  and at once after a call that the gate has held for longer.
+  are pushed, so that an error which follows replaces half a reply.
+- It takes an error that comes after a reply for the answer to the next message. Here an
+  extra reply is pushed only if nobody works on an answer any more.
+- It pulls and pushes every object by a call of its own. Here small ones are inlined.
+- It sleeps for 3 s after a poll that brought none. Here it polls every 3 s, and at once
+  after a poll that the gate has held for longer.
+- httpx closes idle connections after a few seconds. Here they are kept: for a new one
+  the node would have to compete with whoever else comes from its address.
 
-It keeps its connections between calls, for longer than the few seconds of httpx: for a
-new one it would have to compete with whoever else comes from its address.
-
-It also ends with the process that started it: a SuperNode that nobody takes tasks from
-would stay connected, and keep its node from coming back. Who starts it says its own
-number by ``--parent-pid``, for it may be gone before this process has looked.
-
-If Flower's loop is not as it is known here, it runs as it is.
+Also, and whatever the version, it ends with the process that started it: a SuperNode
+that nobody takes tasks from would stay connected, and keep its node from coming back.
 """
 
 from __future__ import annotations
@@ -36,13 +31,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from logging import WARNING
-from types import ModuleType
+from collections.abc import Callable, Iterator
 
 import httpx
 from flwr.app import Message
-from flwr.common import log
 from flwr.common.constant import Status
 from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
 from flwr.proto.runtime_pb2 import PushAppMessagesRequest, PushAppMessagesResponse
@@ -55,18 +47,23 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.nodestate import NodeState
 from flwr.supernode.servicer.runtime import runtime_handlers as handlers
 
-from flwr_safedshb.flower import inline_objects as envelope
-from flwr_safedshb.flower.envelope_client import Opener
-from flwr_safedshb.flower.fleet import walk
+from flwr_safedshb.flower import inline_objects as inlining
+from flwr_safedshb.flower.object_tree import walk_tree
+from flwr_safedshb.flower.patching import (
+    Expectation,
+    Patch,
+    takes_arguments,
+    uses_names,
+)
 
-# Between two looks for a reply: a share of the time waited so far, within bounds.
-_SHARE, _LEAST, _MOST = 0.1, 0.01, 0.5
-# Seconds in which nothing came of half a reply: then nothing will.
-_STALLED = 60.0
-# Seconds for which a connection is kept; the gate keeps it for a little longer.
-_KEPT = 100.0
+# The pause between two looks for a reply: a share of the time waited, within bounds.
+_PAUSE_SHARE, _MIN_PAUSE, _MAX_PAUSE = 0.1, 0.01, 0.5
+# Seconds without progress after which half a reply is given up.
+_STALLED_SECONDS = 60.0
+# Seconds for which an idle connection is kept; the gate keeps it for a little longer.
+_KEEP_SECONDS = 100.0
 # Messages that are remembered to have been answered.
-_REMEMBERED = 64
+_MAX_ANSWERED = 64
 
 _UNDER_WAY = (Status.PENDING, Status.STARTING, Status.RUNNING)
 
@@ -74,8 +71,8 @@ Push = Callable[..., None]
 Handler = Callable[[PushAppMessagesRequest, NodeState, Task], PushAppMessagesResponse]
 
 
-class Clock:
-    """What Flower's loop takes for the module `time`: it sleeps between calls only."""
+class PollClock:
+    """Stand for the module `time` in Flower's loop, which sleeps between polls."""
 
     def __init__(self) -> None:
         self._woke = time.monotonic()
@@ -86,8 +83,8 @@ class Clock:
         self._woke = time.monotonic()
 
 
-class Sender:
-    """Waits for a whole reply, and lets Flower's own function send it.
+class ReplySender:
+    """Wait for a whole reply, and let Flower's own function push it.
 
     Parameters
     ----------
@@ -98,99 +95,105 @@ class Sender:
     def __init__(self, push: Push) -> None:
         self._push = push
         self.store: ObjectStore | None = None
-        self._answered: deque[str] = deque(maxlen=_REMEMBERED)
+        self._answered: deque[str] = deque(maxlen=_MAX_ANSWERED)
 
     def __call__(
         self, state: NodeState, object_store: ObjectStore, **more: object
     ) -> None:
-        """Wait for a reply, and send it."""
+        """Wait for a reply, and push it."""
         self.store = object_store
-        if found := self._whole(state, object_store):
-            self._answered += [reply.metadata.reply_to_message_id for reply in found]
-            self._push(state=_Found(state, found), object_store=object_store, **more)
+        if replies := self._wait_for_replies(state, object_store):
+            self._answered += [reply.metadata.reply_to_message_id for reply in replies]
+            with_replies = _StateWithReplies(state, replies)
+            self._push(state=with_replies, object_store=object_store, **more)
 
-    def _whole(self, state: NodeState, store: ObjectStore) -> list[Message]:
+    def _wait_for_replies(self, state: NodeState, store: ObjectStore) -> list[Message]:
         """Return the replies that are whole, or none if it is no use to wait."""
         waiting: list[Message] = []
-        late: list[Message] = []
-        began = came = time.monotonic()
+        extra: list[Message] = []
+        began = progress_at = time.monotonic()
         missing = 0
         while True:
-            over = bool(late) and not state.get_tasks(statuses=_UNDER_WAY)
+            is_idle = bool(extra) and not state.get_tasks(statuses=_UNDER_WAY)
             # To ask for replies also makes Flower answer for processes that are gone.
             for reply in state.get_messages_legacy(is_reply=True):
-                again = reply.metadata.reply_to_message_id in self._answered
-                (late if again else waiting).append(reply)
-            if over and not waiting:
-                waiting, late = late, []
-            left = [(reply, _missing(store, reply)) for reply in waiting]
-            whole = [reply for reply, parts in left if not parts]
+                answered = reply.metadata.reply_to_message_id in self._answered
+                (extra if answered else waiting).append(reply)
+            if is_idle and not waiting:
+                waiting, extra = extra, []
+            counts = [(reply, _count_missing(store, reply)) for reply in waiting]
+            whole = [reply for reply, count in counts if not count]
             now = time.monotonic()
-            if sum(parts for _, parts in left) != missing:
-                missing, came = sum(parts for _, parts in left), now
-            if whole or (waiting and now - came > _STALLED):
-                useless = [reply for reply, parts in left if parts]
-                for reply in [*useless, *late]:
-                    _forget(state, store, reply)
+            if sum(count for _, count in counts) != missing:
+                missing, progress_at = sum(count for _, count in counts), now
+            if whole or (waiting and now - progress_at > _STALLED_SECONDS):
+                partial = [reply for reply, count in counts if count]
+                for reply in [*partial, *extra]:
+                    state.delete_messages(message_ids=[reply.metadata.message_id])
+                    store.delete(reply.metadata.message_id)
                 return whole
-            time.sleep(min(max(_SHARE * (now - began), _LEAST), _MOST))
+            time.sleep(min(max(_PAUSE_SHARE * (now - began), _MIN_PAUSE), _MAX_PAUSE))
 
-    def sealed(self, request: PushMessagesRequest) -> PushMessagesRequest:
+    def inline_reply(self, request: PushMessagesRequest) -> PushMessagesRequest:
         """Put the small objects of a reply, which are in the store, into its head."""
         (head,), (tree,) = request.messages_list, request.message_object_trees
         if self.store is not None and not head.HasField("error"):
-            names = {part.object_id for part, _ in walk(tree)}
+            names = {part.object_id for part, _ in walk_tree(tree)}
             objects = {name: self.store.get(name) or b"" for name in names}
             small = {
                 name: each
                 for name, each in objects.items()
-                if len(each) <= envelope.SMALL or not each.startswith(b"ArrayChunk")
+                if len(each) <= inlining.MAX_OBJECT_BYTES
+                or not each.startswith(b"ArrayChunk")
             }
-            envelope.seal(head, envelope.chosen(tree.object_id, small) or {})
+            inline = inlining.select_inline(tree.object_id, small) or {}
+            inlining.attach_inline(head, inline)
         return request
 
 
-def client_of(sender: Sender, kind: type[FleetHttpClient]) -> type[FleetHttpClient]:
-    """Return the kind of client that sends and gets messages in envelopes."""
+def make_client_class(
+    sender: ReplySender, base: type[FleetHttpClient]
+) -> type[FleetHttpClient]:
+    """Return a subclass of Flower's client that sends and reads inline objects."""
 
-    class Client(kind):  # type: ignore[misc,valid-type]
+    class InliningFleetClient(base):  # type: ignore[misc,valid-type]
         def __init__(self, *values: object, **more: object) -> None:
             super().__init__(*values, **more)
-            Opener(self, lambda _: None)
+            inlining.InlineObjectsClient(self, lambda _: None)
 
         def PushMessages(self, request: PushMessagesRequest) -> PushMessagesResponse:  # noqa: N802
-            answer: PushMessagesResponse = super().PushMessages(sender.sealed(request))
-            return answer
+            inlined = sender.inline_reply(request)
+            response: PushMessagesResponse = super().PushMessages(inlined)
+            return response
 
-    return Client
+    return InliningFleetClient
 
 
-def opening(push: Handler) -> Handler:
-    """Return Flower's handler of a worker's reply, with what opens its envelope."""
+def wrap_push_handler(push: Handler) -> Handler:
+    """Wrap Flower's handler of a worker's reply to store its inline objects."""
 
     def push_messages(
         request: PushAppMessagesRequest, state: NodeState, task: Task
     ) -> PushAppMessagesResponse:
-        inside: envelope.Objects = {}
+        inline: inlining.Objects = {}
         for head in request.messages_list:
-            inside |= envelope.opened(head) or {}
-            envelope.empty(head)
-        answer = push(request, state, task)
+            inline |= inlining.read_inline(head) or {}
+            inlining.remove_inline(head)
+        response = push(request, state, task)
+        session = response.session_id
         left = [
             name
-            for name in answer.objects_to_push
-            if name not in inside
-            or not state.store_object(
-                task.run_id, answer.session_id, name, inside[name]
-            )
+            for name in response.objects_to_push
+            if name not in inline
+            or not state.store_object(task.run_id, session, name, inline[name])
         ]
-        answer.objects_to_push[:] = left
-        return answer
+        response.objects_to_push[:] = left
+        return response
 
     return push_messages
 
 
-class _Found:
+class _StateWithReplies:
     """A node's state in which certain replies have just been found."""
 
     def __init__(self, state: NodeState, replies: list[Message]) -> None:
@@ -203,83 +206,85 @@ class _Found:
         return getattr(self._state, name)
 
 
-def _missing(store: ObjectStore, reply: Message) -> int:
+def _count_missing(store: ObjectStore, reply: Message) -> int:
     """Return how many objects of a reply are still to come."""
     try:
         tree = store.get_object_tree(reply.metadata.message_id)
     except NoObjectInStoreError:
         return 1
-    return sum(not store.get(part.object_id) for part, _ in walk(tree))
+    return sum(not store.get(part.object_id) for part, _ in walk_tree(tree))
 
 
-def _forget(state: NodeState, store: ObjectStore, reply: Message) -> None:
-    state.delete_messages(message_ids=[reply.metadata.message_id])
-    store.delete(reply.metadata.message_id)
-
-
-def is_known(loop: ModuleType) -> bool:
-    """Say whether Flower's main loop waits in the ways that are changed here."""
-    try:
-        push, start = loop._push_messages, loop.start_client_internal
-        arguments = push.__code__.co_varnames[: push.__code__.co_argcount]
-        return (
-            loop.time is time
-            and arguments == ("state", "object_store", "send", "push_object")
-            and "get_messages_legacy" in push.__code__.co_names
-            and "_push_messages" in start.__code__.co_names
-            and 3 in start.__code__.co_consts
-        )
-    except AttributeError:
-        return False
-
-
-def hasten(loop: ModuleType = main_loop) -> Sender | None:
-    """Change how the main loop waits."""
-    if not is_known(loop):
-        log(WARNING, "This SuperNode is not as it is known: replies leave it later")
-        return None
-    vars(loop)["time"] = Clock()
-    sender = vars(loop)["_push_messages"] = Sender(loop._push_messages)
-    return sender
-
-
-def has_known_calls() -> bool:
-    """Say whether Flower's SuperNode calls and is called in the ways changed here."""
-    try:
-        connect = inspect.unwrap(connection.http_request_response).__code__.co_names
-        push = handlers.push_messages.__code__
-        return (
-            vars(connection).get("FleetHttpClient") is FleetHttpClient
-            and "FleetHttpClient" in connect
-            and push.co_varnames[: push.co_argcount] == ("request", "state", "task")
-        )
-    except AttributeError:
-        return False
-
-
-def use_envelopes(sender: Sender) -> None:
-    """Let small objects come and go in envelopes."""
-    if not has_known_calls():
-        log(WARNING, "This SuperNode is not as it is known: it makes more calls")
-        return
-    vars(connection)["FleetHttpClient"] = client_of(sender, FleetHttpClient)
-    vars(handlers)["push_messages"] = opening(handlers.push_messages)
-
-
-def kept_limits() -> httpx.Limits:
-    """Return what all clients of this process keep of their connections."""
+def default_limits() -> httpx.Limits:
+    """Return the limits that all httpx clients of this process share by default."""
     limits = inspect.signature(httpx.Client).parameters["limits"].default
     assert isinstance(limits, httpx.Limits)
     return limits
 
 
+def _expectations() -> Iterator[Expectation]:
+    push, start = main_loop._push_messages, main_loop.start_client_internal
+    yield "the main loop sleeps by the module time", vars(main_loop).get("time") is time
+    yield (
+        "_push_messages takes state, object_store, send and push_object",
+        takes_arguments(push, "state", "object_store", "send", "push_object"),
+    )
+    yield (
+        "it asks the state for replies by get_messages_legacy",
+        uses_names(push, "get_messages_legacy"),
+    )
+    yield (
+        "the main loop calls _push_messages",
+        uses_names(start, "_push_messages"),
+    )
+    yield "the main loop sleeps for 3 s", 3 in start.__code__.co_consts
+    connect = inspect.unwrap(connection.http_request_response)
+    yield (
+        "http_request_response makes a FleetHttpClient",
+        vars(connection).get("FleetHttpClient") is FleetHttpClient
+        and uses_names(connect, "FleetHttpClient"),
+    )
+    yield (
+        "the runtime's push_messages takes request, state and task",
+        takes_arguments(handlers.push_messages, "request", "state", "task"),
+    )
+    yield (
+        "httpx shares its default limits",
+        isinstance(default_limits().keepalive_expiry, float),
+    )
+
+
+PATCH = Patch(
+    target="SuperNode",
+    lost="replies leave up to half a second later and object by object, and a worker "
+    "that dies while it replies stops the node",
+    upstream="a SuperNode that is notified of replies and pushes only whole ones",
+    expectations=_expectations,
+)
+
+
 def keep_connections() -> None:
-    """Keep connections for as long as a step may take."""
-    kept_limits().keepalive_expiry = _KEPT
+    """Keep idle connections for as long as a step may take."""
+    default_limits().keepalive_expiry = _KEEP_SECONDS
+
+
+def patch_supernode() -> None:
+    """Monkeypatch the SuperNode of this process, if it is as expected."""
+    if not PATCH.fits():
+        return
+    sender = ReplySender(main_loop._push_messages)
+    vars(main_loop).update(time=PollClock(), _push_messages=sender)
+    vars(connection)["FleetHttpClient"] = make_client_class(sender, FleetHttpClient)
+    vars(handlers)["push_messages"] = wrap_push_handler(handlers.push_messages)
+    keep_connections()
 
 
 def end_with_parent() -> None:
-    """End this process, as SIGTERM does, when the one that started it has ended."""
+    """End this process, as SIGTERM does, when the one that started it has ended.
+
+    The parent states its pid by ``--parent-pid``, for it may be gone before this
+    process has looked.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--parent-pid", type=int, default=os.getppid())
     options, sys.argv[1:] = parser.parse_known_args()
@@ -294,7 +299,5 @@ def end_with_parent() -> None:
 
 if __name__ == "__main__":
     end_with_parent()
-    keep_connections()
-    if (found := hasten()) is not None:
-        use_envelopes(found)
+    patch_supernode()
     flower_supernode()

@@ -1,1 +1,1 @@
-"""The gate: what of a SuperLink nodes can reach."""
+"""A reverse proxy between nodes and a SuperLink, which checks every call."""

@@ -1,4 +1,4 @@
-"""Whose call it is: the key that signed it, checked before its body is read."""
+"""Who signed a call: its public key, verified before the body is read."""
 
 from __future__ import annotations
 
@@ -11,43 +11,38 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from flwr_safedshb.flower import fleet
+from flwr_safedshb.node.flower_patches import fleet_api
 
 # A key in PEM is some 220 bytes, a signature some 100.
-_MAX_TEXT = 1024
+_MAX_HEADER = 1024
 
 
 class NotSignedError(ValueError):
     """The call carries no signature of a key over the present time."""
 
 
-def signer(headers: Mapping[str, str]) -> bytes:
-    """Return the public key, in PEM, that a call is signed with.
+def verify_signature(headers: Mapping[str, str]) -> bytes:
+    """Verify a call's signature and return the public key, in PEM, that made it.
 
     A SuperLink checks the same, and that the key is registered. It is checked here as
-    well so that what nobody signed costs the SuperLink nothing.
+    well so that unsigned calls cost the SuperLink nothing.
     """
     try:
-        texts = [headers[n] for n in (fleet.PUBLIC_KEY, fleet.SIGNATURE)]
-        if max(map(len, texts)) > _MAX_TEXT:
+        texts = [headers[n] for n in (fleet_api.PUBLIC_KEY, fleet_api.SIGNATURE)]
+        if max(map(len, texts)) > _MAX_HEADER:
             raise NotSignedError
         pem, signature = (base64.b64decode(text, validate=True) for text in texts)
-        when = headers[fleet.TIMESTAMP]
+        when = headers[fleet_api.TIMESTAMP]
         age = (datetime.now(UTC) - datetime.fromisoformat(when)).total_seconds()
-        if not -fleet.MAX_LEAD < age < fleet.MAX_AGE:
+        if not -fleet_api.MAX_LEAD < age < fleet_api.MAX_AGE:
             raise NotSignedError
         key = serialization.load_pem_public_key(pem)
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise NotSignedError
         key.verify(signature, when.encode("ascii"), ec.ECDSA(hashes.SHA256()))
     except (
-        KeyError,
-        ValueError,
-        TypeError,
-        OverflowError,
-        binascii.Error,
-        InvalidSignature,
-        UnsupportedAlgorithm,
+        *(KeyError, ValueError, TypeError, OverflowError, binascii.Error),
+        *(InvalidSignature, UnsupportedAlgorithm),
     ) as error:
         raise NotSignedError("the call is not signed by a node's key") from error
     return pem

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from flwr_safedshb.privacy.accounting import pld
 from flwr_safedshb.privacy.accounting.ranges import (
@@ -20,6 +20,7 @@ from flwr_safedshb.privacy.samplers import Adjacency
 Charges = Sequence[tuple[PrivacyPlan, int]]
 Totals = dict[PrivacyPlan, int]
 Bound = Callable[[pld.Steps, float], float]
+EpsilonFunction = Callable[[Charges, float, Adjacency | None], float]
 
 
 def compute_epsilon(
@@ -185,16 +186,42 @@ def _find_max_steps(
     max_epsilon: float,
     unit: Adjacency | None,
 ) -> int:
-    def cost(
-        bound: Callable[[Charges, float, Adjacency | None], float], steps: int
-    ) -> float:
-        return bound([*past, (plan, steps)], delta, unit)
+    return find_largest(lambda steps: [*past, (plan, steps)], delta, max_epsilon, unit)
 
+
+def find_largest(
+    make_charges: Callable[[int], Charges],
+    delta: float,
+    max_epsilon: float,
+    unit: Adjacency | None,
+    most: int = MAX_STEPS,
+) -> int:
+    """Find the largest count up to `most` whose charges cost at most ``max_epsilon``.
+
+    Parameters
+    ----------
+    make_charges : callable (count) -> charges
+        Charges of a larger count cost no less.
+    """
+    count = 0
     # The first bound is cheaper than the second, and never below it.
-    steps = 0
     for bound in (bound_epsilon, compute_epsilon):
-        steps = find_largest_affordable(partial(cost, bound), max_epsilon, steps)
-    return steps
+
+        def compute_cost(count: int, bound: EpsilonFunction = bound) -> float:
+            return bound(make_charges(count), delta, unit)
+
+        count = find_largest_affordable(compute_cost, max_epsilon, count, most)
+    return count
+
+
+def fits_within(
+    charges: Charges, delta: float, max_epsilon: float, unit: Adjacency | None
+) -> bool:
+    """Return whether charges cost at most ``max_epsilon``, by the cheap bound first."""
+    return any(
+        bound(charges, delta, unit) <= max_epsilon
+        for bound in (bound_epsilon, compute_epsilon)
+    )
 
 
 def find_largest_affordable(

@@ -20,6 +20,10 @@ class NumberRange:
     greatest: float
     remedy: str
 
+    def contains(self, number: float) -> bool:
+        """Return whether a number is in the range; NaN is in none."""
+        return self.least <= number <= self.greatest
+
     def check(self, name: str, value: object) -> float:
         """Return the number, or say what is wrong with it."""
         if isinstance(value, bool) or not isinstance(value, Real):
@@ -28,8 +32,8 @@ class NumberRange:
             number = float(value)
         except OverflowError:  # a huge integer or fraction has no float
             number = math.inf
-        # What is compared is what is kept; nan, which is no number, does not pass.
-        if not self.least <= number <= self.greatest:
+        # The float is compared, because the float is kept.
+        if not self.contains(number):
             raise ValueError(
                 f"{name}={shorten(value)} must lie in "
                 f"[{self.least:g}, {self.greatest:g}]; {self.remedy}"

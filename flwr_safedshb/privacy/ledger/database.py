@@ -1,4 +1,4 @@
-"""The SQLite file of a ledger: how it is made, opened, and refused.
+"""The SQLite file of a ledger: how it is made, opened, locked, and refused.
 
 A rollback journal and ``synchronous=EXTRA`` were chosen over the faster write-ahead
 log, because then the file alone is the whole ledger whenever nobody is writing: a copy
@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import sqlite3
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic, sleep
+
+from flwr_safedshb.atomic_io import sync_folder
 
 # What a ledger file says of itself; the first is "SDHB".
 MARKS = {"application_id": 0x53444842, "user_version": 2, "journal_mode": "delete"}
@@ -33,6 +37,7 @@ BEGIN SELECT RAISE(ABORT, 'entries are append-only'); END;
 CREATE TRIGGER entries_keep BEFORE UPDATE ON entries
 BEGIN SELECT RAISE(ABORT, 'entries are append-only'); END;
 """
+_WAIT_SECONDS = 120.0
 
 
 class LedgerError(RuntimeError):
@@ -43,7 +48,7 @@ class LedgerCorrupted(LedgerError):  # noqa: N818  # what happened, as in Budget
     """The file is not a ledger, or not the one that was written."""
 
 
-def create(
+def create_database(
     path: Path, max_epsilon: float, delta: float, unit: str, head: bytes
 ) -> None:
     """Make an empty ledger at ``path``, completely or not at all.
@@ -53,9 +58,8 @@ def create(
     """
     path = Path(os.path.realpath(path))
     if Path(f"{path}-journal").exists():
-        raise LedgerCorrupted(
-            refusal(path, "its journal is there and the file itself is missing")
-        )
+        reason = "its journal is there and the file itself is missing"
+        raise make_damage_error(path, reason)
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
@@ -82,24 +86,20 @@ def create(
                 "new privacy ledger %s: nothing spent so far is known to it", path
             )
     except sqlite3.Error as error:
-        raise explained(path, error) from error
+        raise explain_error(path, error) from error
     finally:
         os.unlink(name)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_folder(path.parent)
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def open_database(path: Path) -> sqlite3.Connection:
     """Open an existing ledger file."""
-    # Looked at by name only: opening and closing the file here would drop the locks
-    # that this process has on it.
+    # Checked by name only: opening and closing the file here would drop the locks that
+    # this process has on it.
     if not path.is_file():
         raise LedgerError(f"there is no ledger {path}; it was removed, or never made")
     if path.stat().st_size == 0:
-        raise LedgerCorrupted(refusal(path, "it is empty"))
+        raise make_damage_error(path, "it is empty")
     return _connect(path)
 
 
@@ -111,24 +111,39 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def check_marks(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse a file that is no ledger, or one of another format."""
-    for pragma, mine in MARKS.items():
+def begin_transaction(connection: sqlite3.Connection, path: Path) -> None:
+    """Wait until no other process reads or writes the file, and check its format."""
+    deadline = monotonic() + _WAIT_SECONDS
+    # SQLite's own busy handler backs off to ten tries a second, and so hardly ever
+    # finds the gap between two charges of a busy process.
+    connection.execute("PRAGMA busy_timeout = 0")
+    while True:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            break
+        except sqlite3.OperationalError as error:
+            busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            if not busy or monotonic() > deadline:
+                raise
+        sleep(random.uniform(0.0005, 0.0015))
+    # From here on only readers are in the way.
+    connection.execute(f"PRAGMA busy_timeout = {_WAIT_SECONDS * 1000:.0f}")
+    for pragma, expected in MARKS.items():
         (found,) = connection.execute(f"PRAGMA {pragma}").fetchone()
-        if found == mine:
+        if found == expected:
             continue
         if pragma == "user_version":
             raise LedgerError(
                 f"the ledger {path} has format {found}, and this version reads and "
-                f"writes format {mine} only; go on with the version that wrote it, or "
-                "make a new ledger for data that no run has seen"
+                f"writes format {expected} only; go on with the version that wrote it, "
+                "or make a new ledger for data that no run has seen"
             )
-        raise LedgerCorrupted(refusal(path, f"its {pragma} is {found}, not {mine}"))
+        raise make_damage_error(path, f"its {pragma} is {found}, not {expected}")
 
 
-def refusal(path: Path, reason: str) -> str:
-    """Word the refusal of a file that cannot be trusted."""
-    return (
+def make_damage_error(path: Path, reason: str) -> LedgerCorrupted:
+    """Return the refusal of a file that cannot be trusted."""
+    return LedgerCorrupted(
         f"the ledger {path} is refused: {reason}. What was spent is no longer certain: "
         "restore the newest intact copy, or give up the budget it stood for"
     )
@@ -144,11 +159,11 @@ _REMEDIES = {
 }
 
 
-def explained(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> LedgerError:
-    """Turn SQLite's error into one that says what to do."""
-    # Extended names go on with another word: SQLITE_IOERR_WRITE.
+def explain_error(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> LedgerError:
+    """Turn SQLite's error into one that names the remedy."""
+    # Extended names have one more word: SQLITE_IOERR_WRITE.
     name = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
     if name in _DAMAGE:
-        return LedgerCorrupted(refusal(path, str(error)))
+        return make_damage_error(path, str(error))
     remedy = _REMEDIES.get(name, "release nothing")
     return LedgerError(f"the ledger {path} cannot be used ({error}): {remedy}")

@@ -1,4 +1,4 @@
-"""What a ledger has been committed to, and charged: all that its epsilon depends on."""
+"""The entries of a ledger added up: all that its epsilon depends on."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class History:
     Attributes
     ----------
     count : int
+        Number of entries.
     head : bytes
         The hash of the newest entry.
     first : dict of PrivacyPlan to int
@@ -36,10 +37,10 @@ class History:
     runs: set[str] = field(default_factory=set)
     _first_run: str | None = None
 
-    def add(
+    def add_entry(
         self, kind: Kind, run: str, plan: PrivacyPlan, steps: int, digest: bytes
     ) -> None:
-        """Add an entry."""
+        """Add an entry and its hash."""
         self.count, self.head = self.count + 1, digest
         # One run commits at one moment, so that its entries are the first block.
         if not self.charged and self._first_run in (None, run):
@@ -52,13 +53,7 @@ class History:
             self.charged[plan] = self.charged.get(plan, 0) + steps
         self.runs.add(run)
 
-    def copy(self) -> History:
-        """Return a copy that shares nothing that changes."""
-        copied = History(self.count, self.head, {**self.first}, {**self.charged})
-        copied.runs, copied._first_run = {*self.runs}, self._first_run
-        return copied
-
 
 def is_within(charged: Totals, block: Totals) -> bool:
-    """Return whether no more was charged than a block has."""
+    """Return whether a block has at least the steps that were charged, of each plan."""
     return all(block.get(plan, 0) >= steps for plan, steps in charged.items())

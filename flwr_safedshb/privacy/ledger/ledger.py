@@ -2,37 +2,48 @@
 
 Formal guarantees
 -----------------
-- A charge is on disk before it counts as made, and all charges together never exceed
-  the budget (`store` says how).
+- A charge is on disk before it counts as made, and all charges of all processes, runs
+  and plans together never exceed the budget (`ledger_file` says how).
 - All releases together are (max_epsilon, delta)-DP in the ledger's unit, whoever
-  chooses their plans and by whatever was released before (`budget` says why).
+  chooses their plans and by whatever was released before (`admission` says why).
 - The limits and the unit are those the ledger was created with; a process may ask for
   stricter limits and is refused weaker ones, or another unit.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
+from numbers import Integral
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, get_args
 
-from flwr_safedshb.privacy.accounting.ranges import EPSILON, MAX_STEPS, check_delta
-from flwr_safedshb.privacy.ledger.database import LedgerCorrupted, LedgerError, create
-from flwr_safedshb.privacy.ledger.history import History, Kind, Totals
-from flwr_safedshb.privacy.ledger.store import (
-    Block,
-    BudgetExhausted,
-    Fitting,
-    Store,
-    genesis,
-    plan_of,
+from flwr_safedshb.privacy.accounting.ranges import (
+    EPSILON,
+    MAX_STEPS,
+    check_delta,
+    check_steps,
+    shorten,
+)
+from flwr_safedshb.privacy.ledger.database import (
+    LedgerCorrupted,
+    LedgerError,
+    create_database,
+)
+from flwr_safedshb.privacy.ledger.history import History, Kind, Totals, is_within
+from flwr_safedshb.privacy.ledger.ledger_file import (
+    LedgerFile,
+    convert_to_unit,
+    hash_limits,
 )
 from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan, PrivacyStatement
+from flwr_safedshb.sanitize import SAFE_NAME
 
 if TYPE_CHECKING:
-    from flwr_safedshb.privacy.ledger.budget import Budget
+    from flwr_safedshb.privacy.ledger.admission import AdmissionRule
 
 __all__ = [
     "BudgetExhausted",
@@ -41,6 +52,15 @@ __all__ = [
     "LedgerCorrupted",
     "LedgerError",
 ]
+
+# Plans, and at most how many steps of each.
+Block = Sequence[tuple[PrivacyPlan, int]]
+# Attempts after which accounting is done while other processes wait.
+_PATIENCE = 2
+
+
+class BudgetExhausted(RuntimeError):  # noqa: N818  # the name users wait for
+    """The charge would exceed the budget; nothing was charged."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +73,19 @@ class Charge:
     steps: int
 
 
-class Ledger(Store):
+@dataclass(frozen=True)
+class Admissible:
+    """Charges that fit together after a first block; fewer fit, too."""
+
+    first: Totals = field(default_factory=dict)
+    charged: Totals = field(default_factory=dict)
+
+    def covers(self, first: Totals, charged: Totals) -> bool:
+        """Return whether these charges are known to fit after this first block."""
+        return self.first == first and is_within(charged, self.charged)
+
+
+class Ledger:
     """Open the ledger at ``path``, or create it.
 
     Parameters
@@ -103,20 +135,128 @@ class Ledger(Store):
                     f"there is no ledger {path}; give max_epsilon and delta to create "
                     "one, or the path of the ledger that holds the past charges"
                 )
-            made = unit or "replace-one"
-            head = genesis(max_epsilon, delta, made)
-            create(path, max_epsilon, delta, made, head)
-        super().__init__(path)
-        if unit is not None and unit != self.unit:
+            limits = max_epsilon, delta, unit or "replace-one"
+            create_database(path, *limits, hash_limits(*limits))
+        file = LedgerFile(path)
+        for name, asked, made in (
+            ("unit", unit, file.unit),
+            ("delta", delta, file.delta),
+        ):
+            if asked not in (None, made):
+                raise LedgerError(
+                    f"{name}={asked!r} is not the one this ledger was created with, "
+                    f"{made!r}; it stays for the ledger's life"
+                )
+        if max_epsilon is not None and max_epsilon > file.max_epsilon:
             raise LedgerError(
-                f"unit={unit!r} is not the one this ledger was created with, "
-                f"{self.unit!r}; it stays for the ledger's life"
+                f"max_epsilon={max_epsilon:g} is weaker than {file.max_epsilon:g}, the "
+                "budget this ledger was created with; ask for at most that"
             )
-        self._created_with = self.max_epsilon
-        self.max_epsilon = self._agreed(max_epsilon, delta)
+        self.path, self.delta, self.unit = file.path, file.delta, file.unit
+        self.max_epsilon = file.max_epsilon if max_epsilon is None else max_epsilon
+        self._file = file
+        self._admissible = Admissible()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the file; the next use opens it again."""
+        self._file.close()
+
+    def charge(self, plan: PrivacyPlan, steps: int = 1, run: str | int = "") -> None:
+        """Charge ``steps`` releases under ``plan``; on disk when this returns.
+
+        Raises
+        ------
+        ValueError
+            If `run` is not a plain name: it is kept for the ledger's life. Or if the
+            plan's sampler has no accountant for the ledger's unit.
+        BudgetExhausted
+            If all charges together would exceed ``max_epsilon``; none is made.
+        LedgerError
+            If the charge could not be written: release nothing.
+        """
+        if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1:
+            raise ValueError(f"steps={shorten(steps)} must be an integer of at least 1")
+        steps, name = int(steps), _check_run_name(run)
+        same, admissible = convert_to_unit(plan, self.unit), self._admissible
+        for attempt in itertools.count():
+            with self._file.transaction() as history:
+                first = {**history.first} or {same: steps}
+                charged = {**history.charged}
+                charged[same] = charged.get(same, 0) + steps
+                if attempt >= _PATIENCE:
+                    admissible = self._look_ahead(same, first, charged)
+                if admissible.covers(first, charged):
+                    self._file.append("charge", plan, steps, name)
+                    return
+            # Seconds of accounting, so not while others wait for the file; if they
+            # change the history meanwhile, the next attempt notices.
+            admissible = self._look_ahead(same, first, charged)
+            if not admissible.covers(first, charged):
+                raise BudgetExhausted(
+                    f"{steps} more steps would exceed max_epsilon={self.max_epsilon:g} "
+                    f"at delta={self.delta:g}; nothing was charged, and this node can "
+                    "take no further part under this plan"
+                )
+
+    def commit(self, block: Block, run: str | int = "") -> None:
+        """Commit a run to plans and their most steps, before its first release.
+
+        The first commitment of a ledger, if nothing was charged before it, is accounted
+        whole, by its privacy loss distribution: charges of plans that cost the same are
+        then paid for, whatever their order and run. One that is larger than the budget
+        is cut to the largest share that fits. Any later commitment says only what its
+        run is to cost alone. A run that has an entry already is committed no more.
+
+        Parameters
+        ----------
+        block : sequence of (PrivacyPlan, int)
+            Plans, and at most how many steps of each; 0 for none.
+        run : str or int
+            A plain name.
+
+        Raises
+        ------
+        ValueError
+        LedgerError
+            If it could not be written.
+        """
+        name = _check_run_name(run)
+        if name in self._file.runs:
+            return
+        wanted = [(plan, check_steps(steps)) for plan, steps in block]
+        for plan, _ in wanted:
+            convert_to_unit(plan, self.unit)
+        first, _ = self._add_up_entries(None)
+        if first and not any(n and self.steps_left(plan) > 0 for plan, n in wanted):
+            return  # or a server could fill the file of a ledger that is spent
+        # Seconds of accounting, so not while others wait for the file.
+        cut = wanted if first else self._shrink(wanted)
+        with self._file.transaction() as history:
+            if name in history.runs:
+                return
+            # Another process may have made the first block meanwhile.
+            kept = wanted if history.first else cut
+            for plan, steps in kept:
+                if steps:
+                    self._file.append("commit", plan, steps, name)
+        if kept != wanted:
+            logging.getLogger(__name__).warning(
+                "ledger %s: run %s asks for up to %s steps of its plans, and the "
+                "budget allows %s: the run will end with the budget",
+                self.path,
+                name,
+                " and ".join(str(steps) for _, steps in wanted),
+                " and ".join(str(steps) for _, steps in kept),
+            )
 
     def epsilon(self, run: str | int | None = None) -> float:
-        """Epsilon of everything so far, or of one run alone.
+        """Return the epsilon of everything so far, or of one run alone.
 
         Within the first commitment it is that of the commitment, used or not; past it,
         that of all charges by a Renyi filter. A run alone is accounted in the same way,
@@ -126,118 +266,81 @@ class Ledger(Store):
 
     def statement(self, run: str | int | None = None) -> PrivacyStatement:
         """State `epsilon`, with the mechanism and the unit that it is true for."""
-        first, charged = self._accounted(run)
-        return self._budget(first).statement(charged)
+        first, charged = self._add_up_entries(run)
+        return self._make_rule(first).state_epsilon(charged)
 
     def steps_left(self, plan: PrivacyPlan) -> int:
         """Count the further steps of ``plan`` that fit; before any, as the first."""
-        plan = plan.convert_to_unit(self.unit)
-        first, charged = self._accounted(None)
+        plan = convert_to_unit(plan, self.unit)
+        first, charged = self._add_up_entries(None)
         if first:
-            return self._budget(first).steps_left(plan, charged)
-        (_, steps), *_ = self._cut([(plan, MAX_STEPS)])
+            return self._make_rule(first).count_steps_left(plan, charged)
+        (_, steps), *_ = self._shrink([(plan, MAX_STEPS)])
         return steps
 
     def charges(self) -> list[Charge]:
         """Return every charge, oldest first."""
-        return self._listed("charge")
+        return [Charge(*entry) for entry in self._file.list_entries("charge")]
 
     def commitments(self) -> list[Charge]:
         """Return what runs were committed to, oldest first."""
-        return self._listed("commit")
+        return [Charge(*entry) for entry in self._file.list_entries("commit")]
 
-    def _listed(self, kind: Kind) -> list[Charge]:
-        with self._transaction() as transaction:
-            self._history(transaction)
-            rows = transaction.execute(
-                "SELECT time, run, p.plan, steps FROM entries e JOIN plans p "
-                "ON p.id = e.plan WHERE kind = ? ORDER BY e.id",
-                (kind,),
-            ).fetchall()
-        return [
-            Charge(time, run, plan_of(text), steps) for time, run, text, steps in rows
-        ]
-
-    def _accounted(self, run: str | int | None) -> tuple[Totals, Totals]:
+    def _add_up_entries(self, run: str | int | None) -> tuple[Totals, Totals]:
         """Return the first block and all charges, of everything or of one run."""
         if run is None:
-            with self._transaction() as transaction:
-                history = self._history(transaction).copy()
-            return history.first, history.charged
+            with self._file.transaction() as history:
+                return {**history.first}, {**history.charged}
         history = History(0, b"")
         for kind in get_args(Kind):
-            for one in self._listed(kind):
-                if one.run == str(run):
-                    plan = one.plan.convert_to_unit(self.unit)
-                    history.add(kind, one.run, plan, one.steps, b"")
+            for _, name, plan, steps in self._file.list_entries(kind):
+                if name == str(run):
+                    same = convert_to_unit(plan, self.unit)
+                    history.add_entry(kind, name, same, steps, b"")
         return history.first, history.charged
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _agreed(self, max_epsilon: float | None, delta: float | None) -> float:
-        """Limits of this object; the file's own are the weakest possible."""
-        created = self.max_epsilon
-        if delta is not None and delta != self.delta:
-            raise LedgerError(
-                f"delta={delta:g} is not the one this ledger was created with, "
-                f"{self.delta:g}; it stays for the ledger's life"
-            )
-        if max_epsilon is not None and max_epsilon > created:
-            raise LedgerError(
-                f"max_epsilon={max_epsilon:g} is weaker than {created:g}, the budget "
-                "this ledger was created with; ask for at most that"
-            )
-        budget = created if max_epsilon is None else max_epsilon
-        try:  # what an older version accepted may not be a limit at all
-            check_delta(self.delta)
-            return EPSILON.check("max_epsilon", budget)
-        except ValueError as error:
-            raise LedgerError(
-                f"the ledger {self.path} was created with limits that protect "
-                f"nothing: {error}; open it with a stricter max_epsilon, or, if it is "
-                "its delta, make a new one for data that no run has seen"
-            ) from error
-
-    def _learn(self, plan: PrivacyPlan, charged: Totals, first: Totals) -> Fitting:
-        budget = self._budget(first)
-        if budget.allows_first(charged):
-            self._fitting = Fitting(first, first)
+    def _look_ahead(
+        self, plan: PrivacyPlan, first: Totals, charged: Totals
+    ) -> Admissible:
+        """Find and remember charges that fit: these, with more of ``plan``."""
+        rule = self._make_rule(first)
+        if rule.admits_within_first(charged):
+            self._admissible = Admissible(first, first)
         else:
-            enough = budget.most_steps(plan, charged, charged[plan])
-            self._fitting = Fitting(first, {**charged, plan: enough})
-        return self._fitting
+            enough = rule.find_max_steps(plan, charged, charged[plan])
+            self._admissible = Admissible(first, {**charged, plan: enough})
+        return self._admissible
 
-    def _has_room(self, block: Block) -> bool:
-        return any(steps and self.steps_left(plan) > 0 for plan, steps in block)
-
-    def _cut(self, block: Block) -> Block:
-        from flwr_safedshb.privacy.ledger.budget import shrink_block
+    def _shrink(self, block: Block) -> Block:
+        """Return the largest share of a block that fits into an empty ledger."""
+        from flwr_safedshb.privacy.ledger.admission import shrink_block
 
         return shrink_block(block, self.delta, self.max_epsilon, self.unit)
 
-    def _budget(self, first: Totals) -> Budget:
-        limits = self.delta, self._created_with, self.max_epsilon, self.unit
-        return _budget_of(tuple(first.items()), *limits)
+    def _make_rule(self, first: Totals) -> AdmissionRule:
+        limits = self.delta, self._file.max_epsilon, self.max_epsilon, self.unit
+        return _make_admission_rule(tuple(first.items()), *limits)
 
 
 @lru_cache(maxsize=64)
-def _budget_of(
+def _make_admission_rule(
     first: tuple[tuple[PrivacyPlan, int], ...],
     delta: float,
     max_epsilon: float,
     limit: float,
     unit: Adjacency,
-) -> Budget:
+) -> AdmissionRule:
     # The accountants are slow to import, and a client must start without them.
-    from flwr_safedshb.privacy.ledger.budget import Budget
+    from flwr_safedshb.privacy.ledger.admission import AdmissionRule
 
-    return Budget(first, delta, max_epsilon, limit, unit)
+    return AdmissionRule(first, delta, max_epsilon, limit, unit)
+
+
+def _check_run_name(run: str | int) -> str:
+    name = str(run)
+    if name and not SAFE_NAME.fullmatch(name):
+        raise ValueError(
+            f"run={name[:80]!r} must be up to 64 letters, digits, '.', '_' and "
+            "'-', and begin with a letter or digit"
+        )
+    return name

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from flwr_safedshb.privacy.ledger.database import LedgerError, explained
+from flwr_safedshb.privacy.ledger.database import LedgerError, explain_error
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 
 
@@ -53,7 +53,7 @@ def _copy(path: Path, copy: Path) -> None:
             source.backup(target)
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorname", "") != "SQLITE_READONLY_ROLLBACK":
-            raise explained(path, error) from error
+            raise explain_error(path, error) from error
         # A writer died halfway and nobody holds the file. What it left is undone in
         # the copy; in the file itself by the next charge.
         shutil.copyfile(path, copy)

@@ -18,14 +18,22 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from google.protobuf.message import Message as Proto
 
-from flwr_safedshb.flower import fleet
-from flwr_safedshb.flower.fleet import fab_pb2, fleet_pb2, message_pb2, run_pb2
-from flwr_safedshb.node.flower_patches.fleet_client import Packed, packed, signed
+from flwr_safedshb.flower.object_tree import hash_object, parse_head, walk_tree
+from flwr_safedshb.node.flower_patches import fleet_api
+from flwr_safedshb.node.flower_patches.fleet_api import (
+    PackedMessage,
+    fab_pb2,
+    fleet_pb2,
+    message_pb2,
+    pack_message,
+    run_pb2,
+    sign_headers,
+)
 from simulations.chaos.hostile.node import FleetNode, objects_to_push
 from simulations.chaos.problem import DIMENSION, EXAMPLES
 from simulations.chaos.trace import read_messages
 
-SERVER = fleet.SERVER
+SERVER = fleet_api.SUPERLINK
 CONNECTIONS, HELD_SECONDS = 200, 4.0
 _OBJECTS, _CALLS, _CHUNKS, _YEARS = 3_002, 300, 60_000, 1e300
 _LINKS, _NONSENSE, _VISITS = 12, 200, 5
@@ -45,7 +53,7 @@ class Scene:
         """The run that the message is of."""
         return self.asked.metadata.run_id
 
-    def reply(self, value: float = 1.0, **changes: object) -> Packed:
+    def make_reply(self, value: float = 1.0, **changes: object) -> PackedMessage:
         """Return a reply with the vector of an adversary."""
         vector = np.full((DIMENSION, 1), value, np.float32)
         content = RecordDict(
@@ -54,7 +62,7 @@ class Scene:
                 "metrics": MetricRecord({"num-examples": EXAMPLES}),
             }
         )
-        return packed(Message(content, reply_to=self.asked), **changes)
+        return pack_message(Message(content, reply_to=self.asked), **changes)
 
     def message_of_another(self) -> str:
         """Return the id of the message that another node was sent, once it was."""
@@ -70,12 +78,12 @@ Answer = httpx.Response | list[httpx.Response] | str
 Attack = Callable[[Scene], Answer]
 
 
-def describe(answer: Answer) -> str:
+def describe_answer(answer: Answer) -> str:
     """Return what the gate says, in words."""
     if isinstance(answer, str):
         return answer
     if isinstance(answer, list):
-        return ", then ".join(map(describe, answer))
+        return ", then ".join(map(describe_answer, answer))
     words = answer.text if answer.status_code >= 400 else "accepted"
     return f"{answer.status_code} {words}"
 
@@ -92,48 +100,54 @@ def be_silent(scene: Scene) -> Answer:
 
 def instruct_server(scene: Scene) -> Answer:
     """Write to the server in the server's name, which Flower takes for a question."""
-    forged = scene.reply(reply_to_message_id="", src_node_id=SERVER, dst_node_id=SERVER)
-    return scene.node.announce(forged)
+    forged = scene.make_reply(
+        reply_to_message_id="", src_node_id=SERVER, dst_node_id=SERVER
+    )
+    return scene.node.announce_push(forged)
 
 
 def instruct_node(scene: Scene) -> Answer:
     """Ask another node for a step in the server's name."""
     other = scene.others[0]
-    forged = scene.reply(reply_to_message_id="", src_node_id=SERVER, dst_node_id=other)
-    return scene.node.announce(forged)
+    forged = scene.make_reply(
+        reply_to_message_id="", src_node_id=SERVER, dst_node_id=other
+    )
+    return scene.node.announce_push(forged)
 
 
 def borrow_name(scene: Scene) -> Answer:
     """Reply in the name of another node."""
     other = scene.others[0]
-    return scene.node.announce(scene.reply(src_node_id=other), number=other)
+    return scene.node.announce_push(scene.make_reply(src_node_id=other), number=other)
 
 
 def answer_for_another(scene: Scene) -> Answer:
     """Answer the message of another node, whose id somebody has told it."""
     other = scene.message_of_another()
-    return scene.node.announce(scene.reply(reply_to_message_id=other))
+    return scene.node.announce_push(scene.make_reply(reply_to_message_id=other))
 
 
-def poison(scene: Scene) -> Answer:
+def poison_record(scene: Scene) -> Answer:
     """Register a record that honest nodes might send, with children it has not."""
-    reply = scene.reply()
+    reply = scene.make_reply()
     metrics = next(n for n, c in reply.objects.items() if c.startswith(b"Metric"))
-    for part, _ in fleet.walk(reply.tree):
+    for part, _ in walk_tree(reply.tree):
         if part.object_id == metrics:
             part.children.add().object_id = "f" * 64
     reply.objects["f" * 64] = b"never"
-    return scene.node.send(reply)
+    return scene.node.push_message(reply)
 
 
 def withhold(scene: Scene) -> Answer:
     """Announce a reply, and let most of it never come."""
-    reply = scene.reply()
-    announced = scene.node.announce(reply)
+    reply = scene.make_reply()
+    announced = scene.node.announce_push(reply)
     name = objects_to_push(announced)[0]
     scene.node.push_object(announced, scene.run_id, name, reply.objects[name])
     time.sleep(HELD_SECONDS)
-    return f"{describe(announced)}, and {len(reply.objects) - 1} objects never come"
+    return (
+        f"{describe_answer(announced)}, and {len(reply.objects) - 1} objects never come"
+    )
 
 
 def send_many_objects(scene: Scene) -> Answer:
@@ -141,19 +155,21 @@ def send_many_objects(scene: Scene) -> Answer:
     content = RecordDict()
     for i in range(_OBJECTS - 2):
         content[str(i)] = MetricRecord({"i": i})
-    return scene.node.announce(packed(Message(content, reply_to=scene.asked)))
+    return scene.node.announce_push(
+        pack_message(Message(content, reply_to=scene.asked))
+    )
 
 
 def open_connections(scene: Scene) -> Answer:
     """Ask for work over hundreds of connections at once."""
-    request = fleet_pb2.PullMessagesRequest(node=scene.node.proto())
+    request = fleet_pb2.PullMessagesRequest(node=scene.node.make_proto())
     until = time.monotonic() + HELD_SECONDS
 
     def ask(_: int) -> str:
         try:
-            with scene.node.connect() as link:
+            with scene.node.open_link() as link:
                 link.timeout = httpx.Timeout(max(until - time.monotonic(), 0.1))
-                return describe(scene.node.call("pull-messages", request, link))
+                return describe_answer(scene.node.call("pull-messages", request, link))
         except httpx.TimeoutException:
             return "held"
         except httpx.HTTPError as error:
@@ -163,13 +179,13 @@ def open_connections(scene: Scene) -> Answer:
         return count_words(pool.map(ask, range(CONNECTIONS)))
 
 
-def flood(scene: Scene) -> Answer:
+def flood_gate(scene: Scene) -> Answer:
     """Call as often as it can, over several connections."""
 
     def call(_: int) -> str:
-        with suppress(httpx.HTTPError), scene.node.connect() as link:
-            beats = (scene.node.beat(link) for _ in range(_CALLS // 10))
-            return count_words(map(describe, beats))
+        with suppress(httpx.HTTPError), scene.node.open_link() as link:
+            beats = (scene.node.send_heartbeat(link) for _ in range(_CALLS // 10))
+            return count_words(map(describe_answer, beats))
         return "cut off"
 
     with ThreadPoolExecutor(10) as pool:
@@ -178,25 +194,28 @@ def flood(scene: Scene) -> Answer:
 
 def reply_twice(scene: Scene) -> Answer:
     """Fail, and then reply all the same, twice."""
-    failed = scene.node.fail(scene.asked)
-    return [failed, *(scene.node.send(scene.reply(value)) for value in (2.0, 3.0))]
+    failed = scene.node.send_failure(scene.asked)
+    return [
+        failed,
+        *(scene.node.push_message(scene.make_reply(value)) for value in (2.0, 3.0)),
+    ]
 
 
 def push_two(scene: Scene) -> Answer:
     """Push a surplus message with the first."""
-    return scene.node.announce(scene.reply(4.0), scene.reply(5.0))
+    return scene.node.announce_push(scene.make_reply(4.0), scene.make_reply(5.0))
 
 
 def push_too_much(scene: Scene) -> Answer:
     """Push an object that is larger than the model."""
-    announced = scene.node.announce(scene.reply())
+    announced = scene.node.announce_push(scene.make_reply())
     name = objects_to_push(announced)[0]
     return scene.node.push_object(announced, scene.run_id, name, bytes(15 * 2**20))
 
 
 def read_anothers(scene: Scene) -> Answer:
     """Ask for what another node was sent, and say that it has come."""
-    other, node = scene.message_of_another(), scene.node.proto()
+    other, node = scene.message_of_another(), scene.node.make_proto()
     pull = message_pb2.PullObjectRequest(
         node=node, run_id=scene.run_id, object_id=other
     )
@@ -217,13 +236,15 @@ def send_away(scene: Scene) -> Answer:
 
 def send_bomb(scene: Scene) -> Answer:
     """Reply with an array that names one chunk 60,000 times."""
-    return scene.node.send(change_array(scene.reply(), arraychunk_ids=[0] * _CHUNKS))
+    return scene.node.push_message(
+        change_array(scene.make_reply(), arraychunk_ids=[0] * _CHUNKS)
+    )
 
 
 def confirm_early(scene: Scene) -> Answer:
     """Say that the message has come while the server sends it, which deletes it."""
     confirm = message_pb2.ConfirmMessageReceivedRequest(
-        node=scene.node.proto(),
+        node=scene.node.make_proto(),
         run_id=scene.run_id,
         message_object_id=scene.asked.metadata.message_id,
     )
@@ -232,17 +253,19 @@ def confirm_early(scene: Scene) -> Answer:
 
 def bill_years(scene: Scene) -> Answer:
     """Say that the step took longer than the world is old, and at no time."""
-    return scene.node.announce(scene.reply(created_at=float("nan")), seconds=_YEARS)
+    return scene.node.announce_push(
+        scene.make_reply(created_at=float("nan")), seconds=_YEARS
+    )
 
 
 def read_nothing(scene: Scene) -> Answer:
     """Ask for the app over and over, and read none of the answers."""
     node = scene.node
-    run = run_pb2.GetRunRequest(node=node.proto(), run_id=scene.run_id)
+    run = run_pb2.GetRunRequest(node=node.make_proto(), run_id=scene.run_id)
     response = node.call("get-run", run)
     name = run_pb2.GetRunResponse.FromString(response.content).run.fab_hash
     request = fab_pb2.GetFabRequest(
-        node=node.proto(), hash_str=name, run_id=scene.run_id
+        node=node.make_proto(), hash_str=name, run_id=scene.run_id
     )
     until = time.monotonic() + HELD_SECONDS
     host, _, port = node.address.rpartition(":")
@@ -266,7 +289,7 @@ def read_nothing(scene: Scene) -> Answer:
 def _write_call(scene: Scene, name: str, request: Proto) -> bytes:
     body = request.SerializeToString()
     headers = {"host": "gate", "content-length": str(len(body))}
-    headers |= signed(scene.node.key)
+    headers |= sign_headers(scene.node.key)
     lines = [f"POST /v1/fleet/{name} HTTP/1.1"]
     lines += [f"{key}: {value}" for key, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode() + bytes(body)
@@ -284,7 +307,7 @@ def send_nonsense(scene: Scene) -> Answer:
     ]
     said = []
     for _ in range(_NONSENSE):
-        name = chance.choice([n for n in fleet.CALLS if n != "deactivate-node"])
+        name = chance.choice([n for n in fleet_api.CALLS if n != "deactivate-node"])
         body = chance.choice([*bodies, chance.randbytes(chance.randrange(99))])
         said.append(str(scene.node.call(name, body).status_code))
     return count_words(said)
@@ -295,9 +318,9 @@ def come_and_go(scene: Scene) -> Answer:
     said = []
     away = fleet_pb2.DeactivateNodeRequest(node_id=scene.node.number)
     for _ in range(_VISITS):
-        said.append(describe(scene.node.call("deactivate-node", away)))
+        said.append(describe_answer(scene.node.call("deactivate-node", away)))
         with suppress(httpx.HTTPStatusError):
-            scene.node.activate()
+            scene.node.activate_node()
             said.append("back")
     return count_words(said)
 
@@ -306,7 +329,14 @@ ATTACKS: dict[str, Attack] = {
     attack.__name__.replace("_", "-"): attack
     for attack in (
         *(be_silent, instruct_server, instruct_node, borrow_name, answer_for_another),
-        *(poison, withhold, send_many_objects, open_connections, flood, reply_twice),
+        *(
+            poison_record,
+            withhold,
+            send_many_objects,
+            open_connections,
+            flood_gate,
+            reply_twice,
+        ),
         *(push_two, push_too_much, read_anothers, send_away, send_bomb, confirm_early),
         *(bill_years, read_nothing, send_nonsense, come_and_go),
     )
@@ -316,18 +346,18 @@ ATTACKS: dict[str, Attack] = {
 # ---- replies with another array than Flower would make -----------------------------
 
 
-def change_array(pushed: Packed, **changes: object) -> Packed:
+def change_array(pushed: PackedMessage, **changes: object) -> PackedMessage:
     """Return a reply whose array says something else of itself, up to the root."""
     parts = dict(pushed.objects)
-    kinds = {name: fleet.head(content).kind for name, content in parts.items()}
+    kinds = {name: parse_head(content).kind for name, content in parts.items()}
     (old,) = (name for name, kind in kinds.items() if kind == "Array")
     content = parts.pop(old)
-    body = json.loads(content[fleet.head(content).body :])
+    body = json.loads(content[parse_head(content).body :])
     content = _replace_body(content, json.dumps({**body, **changes}).encode())
     while True:
-        new = fleet.object_id(content)
+        new = hash_object(content)
         parts[new] = content
-        above = [n for n, c in parts.items() if old in fleet.head(c).children]
+        above = [n for n, c in parts.items() if old in parse_head(c).children]
         if not above:
             break
         content = parts.pop(above[0]).replace(old.encode(), new.encode())
@@ -335,7 +365,7 @@ def change_array(pushed: Packed, **changes: object) -> Packed:
     message = message_pb2.Message()
     message.CopyFrom(pushed.message)
     message.metadata.message_id = new
-    return Packed(message, _make_tree(new, parts), parts)
+    return PackedMessage(message, _make_tree(new, parts), parts)
 
 
 def _replace_body(content: bytes, body: bytes) -> bytes:
@@ -344,5 +374,5 @@ def _replace_body(content: bytes, body: bytes) -> bytes:
 
 
 def _make_tree(root: str, parts: Mapping[str, bytes]) -> message_pb2.ObjectTree:
-    children = [_make_tree(child, parts) for child in fleet.head(parts[root]).children]
+    children = [_make_tree(child, parts) for child in parse_head(parts[root]).children]
     return message_pb2.ObjectTree(object_id=root, children=children)

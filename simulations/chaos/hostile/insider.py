@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from simulations.chaos.hostile.attacks import ATTACKS, Scene, describe
+from simulations.chaos.hostile.attacks import ATTACKS, Scene, describe_answer
 from simulations.chaos.hostile.node import HEARTBEAT_SECONDS, FleetNode
 from simulations.chaos.trace import append_entry
 
@@ -25,7 +25,7 @@ ADDRESS = "127.0.0.10"
 
 
 @dataclass(frozen=True)
-class Settings:
+class InsiderSettings:
     """Where the insider is, who it is, and what else it may know."""
 
     address: str
@@ -38,17 +38,17 @@ class Settings:
     attacks: list[str]  # by round; several in one are joined by +
 
 
-def attack_until_over(settings: Settings) -> None:
+def attack_until_over(settings: InsiderSettings) -> None:
     """Attack in every round, in the order that was ordered, and then do nothing."""
     trusted, key = Path(settings.trusted), Path(settings.key)
     node = FleetNode(settings.address, trusted, key, settings.number, ADDRESS)
-    node.activate()
+    node.activate_node()
     output = Path(settings.output)
     append_entry(output, {"ready": True})
     threading.Thread(target=_keep_alive, args=(node,), daemon=True).start()
     ordered = iter(settings.attacks)
     while True:
-        asked = node.pull()
+        asked = node.pull_message()
         if asked is None:
             continue
         name = next(ordered, "be-silent")
@@ -56,23 +56,23 @@ def attack_until_over(settings: Settings) -> None:
         begin = time.monotonic()
         said = "; ".join(_try_attack(part, scene) for part in name.split("+"))
         append_entry(output, {"attack": name, "said": said, "begin": begin})
-        node.fail(asked)
+        node.send_failure(asked)
 
 
 def _try_attack(name: str, scene: Scene) -> str:
     try:
-        return describe(ATTACKS[name](scene))
+        return describe_answer(ATTACKS[name](scene))
     except httpx.HTTPError as error:
         return type(error).__name__
 
 
 def _keep_alive(node: FleetNode) -> None:
-    with node.connect() as link:
+    with node.open_link() as link:
         while True:
             time.sleep(HEARTBEAT_SECONDS / 3)
             with suppress(httpx.HTTPError):
-                node.beat(link)
+                node.send_heartbeat(link)
 
 
 if __name__ == "__main__":
-    attack_until_over(Settings(**json.loads(Path(sys.argv[1]).read_text())))
+    attack_until_over(InsiderSettings(**json.loads(Path(sys.argv[1]).read_text())))

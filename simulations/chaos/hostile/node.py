@@ -10,17 +10,18 @@ import httpx
 from flwr.app import Error, Message
 from google.protobuf.message import Message as Proto
 
-from flwr_safedshb.flower import fleet
 from flwr_safedshb.flower.compat import set_process_run
-from flwr_safedshb.flower.fleet import fleet_pb2, message_pb2
-from flwr_safedshb.node.flower_patches.fleet_client import (
+from flwr_safedshb.node.flower_patches import fleet_api
+from flwr_safedshb.node.flower_patches.fleet_api import (
     NodeProto,
-    Packed,
-    load_key,
-    packed,
-    pem,
-    received,
-    signed,
+    PackedMessage,
+    fleet_pb2,
+    load_private_key,
+    message_from_proto,
+    message_pb2,
+    pack_message,
+    public_key_pem,
+    sign_headers,
 )
 
 HEARTBEAT_SECONDS = 30.0
@@ -55,11 +56,11 @@ class FleetNode:
     ) -> None:
         self.address, self.number = address, number
         self.source = (own, 0)
-        self.key = load_key(key.read_bytes())
+        self.key = load_private_key(key.read_bytes())
         self.trusted = ssl.create_default_context(cafile=str(trusted))
-        self.link = self.connect()
+        self.link = self.open_link()
 
-    def connect(self) -> httpx.Client:
+    def open_link(self) -> httpx.Client:
         """Return a connection of its own."""
         return httpx.Client(
             base_url=f"https://{self.address}",
@@ -70,7 +71,7 @@ class FleetNode:
             trust_env=False,
         )
 
-    def proto(self, number: int | None = None) -> NodeProto:
+    def make_proto(self, number: int | None = None) -> NodeProto:
         """Return the node as requests name it."""
         return NodeProto(node_id=self.number if number is None else number)
 
@@ -88,45 +89,45 @@ class FleetNode:
         while True:
             try:
                 return (link or self.link).post(
-                    f"/v1/fleet/{name}", content=body, headers=signed(self.key)
+                    f"/v1/fleet/{name}", content=body, headers=sign_headers(self.key)
                 )
             except (httpx.NetworkError, httpx.RemoteProtocolError):
                 if time.monotonic() > until:
                     raise
                 time.sleep(_PAUSE_SECONDS)
 
-    def activate(self) -> None:
+    def activate_node(self) -> None:
         """Be a node that is there."""
         request = fleet_pb2.ActivateNodeRequest(
-            public_key=pem(self.key), heartbeat_interval=HEARTBEAT_SECONDS
+            public_key=public_key_pem(self.key), heartbeat_interval=HEARTBEAT_SECONDS
         )
         self.call("activate-node", request).raise_for_status()
 
-    def beat(self, link: httpx.Client | None = None) -> httpx.Response:
+    def send_heartbeat(self, link: httpx.Client | None = None) -> httpx.Response:
         """Say that it is still there."""
-        request = fleet.CALLS["send-node-heartbeat"](
-            node=self.proto(), heartbeat_interval=HEARTBEAT_SECONDS
+        request = fleet_api.CALLS["send-node-heartbeat"](
+            node=self.make_proto(), heartbeat_interval=HEARTBEAT_SECONDS
         )
         return self.call("send-node-heartbeat", request, link)
 
-    def pull(self) -> Message | None:
+    def pull_message(self) -> Message | None:
         """Return the next message, to reply to, if there is one."""
-        request = fleet_pb2.PullMessagesRequest(node=self.proto())
+        request = fleet_pb2.PullMessagesRequest(node=self.make_proto())
         response = self.call("pull-messages", request)
         response.raise_for_status()
         given = fleet_pb2.PullMessagesResponse.FromString(response.content)
         if not given.messages_list:
             return None
-        message = received(given.messages_list[0])
+        message = message_from_proto(given.messages_list[0])
         set_process_run(message.metadata.run_id)
         return message
 
-    def announce(
-        self, *pushed: Packed, number: int | None = None, seconds: float = 0.1
+    def announce_push(
+        self, *pushed: PackedMessage, number: int | None = None, seconds: float = 0.1
     ) -> httpx.Response:
         """Begin to push messages, whose steps took so many seconds."""
         request = fleet_pb2.PushMessagesRequest(
-            node=self.proto(number),
+            node=self.make_proto(number),
             messages_list=[each.message for each in pushed],
             message_object_trees=[each.tree for each in pushed],
             clientapp_runtime_list=[seconds] * len(pushed),
@@ -139,7 +140,7 @@ class FleetNode:
         """Push one object of a message whose announcement was answered."""
         answer = fleet_pb2.PushMessagesResponse.FromString(announced.content)
         request = message_pb2.PushObjectRequest(
-            node=self.proto(),
+            node=self.make_proto(),
             run_id=run_id,
             object_id=name,
             object_content=content,
@@ -147,9 +148,9 @@ class FleetNode:
         )
         return self.call("push-object", request)
 
-    def send(self, pushed: Packed) -> httpx.Response:
+    def push_message(self, pushed: PackedMessage) -> httpx.Response:
         """Push a message with all its objects; return the last answer."""
-        response = announced = self.announce(pushed)
+        response = announced = self.announce_push(pushed)
         if announced.status_code >= 400:
             return announced
         for name in objects_to_push(announced):
@@ -159,9 +160,11 @@ class FleetNode:
                 break
         return response
 
-    def fail(self, asked: Message) -> httpx.Response:
+    def send_failure(self, asked: Message) -> httpx.Response:
         """Answer as a node whose client has crashed."""
-        return self.send(packed(Message(Error(0, "crashed"), reply_to=asked)))
+        return self.push_message(
+            pack_message(Message(Error(0, "crashed"), reply_to=asked))
+        )
 
 
 def objects_to_push(announced: httpx.Response) -> list[str]:

@@ -22,7 +22,7 @@ _FRESH = 4
 
 
 @dataclass(frozen=True)
-class Sample:
+class ProbeCall:
     """One call: when it began, seconds it took, and MiB that the gate had then."""
 
     time: float
@@ -44,7 +44,7 @@ class Probe:
 
     def __init__(self, node: FleetNode, gate: int) -> None:
         self._node, self._gate = node, Path(f"/proc/{gate}/status")
-        self.samples: list[Sample] = []
+        self.samples: list[ProbeCall] = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -68,29 +68,31 @@ class Probe:
             begin = time.monotonic()
             try:
                 if count % _FRESH:  # over a link that is named, it is made once
-                    response = self._node.beat(self._node.link)
+                    response = self._node.send_heartbeat(self._node.link)
                 else:
-                    with self._node.connect() as link:
-                        response = self._node.beat(link)
+                    with self._node.open_link() as link:
+                        response = self._node.send_heartbeat(link)
                 answered = response.status_code == 200
             except httpx.HTTPError:
                 answered = False
             seconds = time.monotonic() - begin
-            self.samples.append(Sample(begin, seconds, self._mebibytes(), answered))
+            self.samples.append(
+                ProbeCall(begin, seconds, self._gate_memory(), answered)
+            )
 
-    def _mebibytes(self) -> float:
+    def _gate_memory(self) -> float:
         for line in self._gate.read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) / 1024
         return 0.0
 
-    def between(self, begin: float, end: float) -> list[Sample]:
+    def between(self, begin: float, end: float) -> list[ProbeCall]:
         """Return the calls that were under way within a time."""
         return [s for s in self.samples if s.time <= end and s.time + s.seconds > begin]
 
 
 @dataclass(frozen=True)
-class Row:
+class AttackOutcome:
     """What came of one attack.
 
     Attributes
@@ -121,35 +123,35 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
+class AttackReport:
     """All attacks on one federation, and what should not have come of them.
 
     Attributes
     ----------
-    rows : list of Row
+    rows : list of AttackOutcome
     difference : float
         Of the model from that of a run where the node was silent, at most.
     wrong, slow : list of str
         What was believed, charged or lost, and who waited, that should not.
     """
 
-    rows: list[Row]
+    rows: list[AttackOutcome]
     difference: float
     wrong: list[str]
     slow: list[str]
 
 
-def make_row(
+def make_outcome(
     name: str,
     tried: str,
     seen: str,
-    during: Sequence[Sample],
-    before: Sequence[Sample],
+    during: Sequence[ProbeCall],
+    before: Sequence[ProbeCall],
     lost_rounds: int = 0,
     wasted_steps: int = 0,
-) -> Row:
+) -> AttackOutcome:
     """Return the row of an attack, of calls during it and of calls without one."""
-    return Row(
+    return AttackOutcome(
         name,
         tried,
         seen,
@@ -163,7 +165,7 @@ def make_row(
     )
 
 
-def check_rows(rows: Sequence[Row]) -> list[str]:
+def check_outcomes(rows: Sequence[AttackOutcome]) -> list[str]:
     """Say who was kept waiting, and what took too much memory."""
     problems = []
     for row in rows:
@@ -179,9 +181,9 @@ def check_rows(rows: Sequence[Row]) -> list[str]:
     return problems
 
 
-def make_markdown(rows: Sequence[Row]) -> str:
+def make_markdown(rows: Sequence[AttackOutcome]) -> str:
     """Return the table of the documentation: a line for each attack, at its worst."""
-    by_attack: dict[str, list[Row]] = {}
+    by_attack: dict[str, list[AttackOutcome]] = {}
     for row in rows:
         by_attack.setdefault(row.attack, []).append(row)
     lines = [

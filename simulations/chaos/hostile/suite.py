@@ -18,9 +18,15 @@ from flwr.clientapp import ClientApp
 from simulations.chaos.app import TRACE, train
 from simulations.chaos.checks import check_charges, check_ended, check_leaks
 from simulations.chaos.hostile.attacks import ATTACKS
-from simulations.chaos.hostile.insider import Settings
+from simulations.chaos.hostile.insider import InsiderSettings
 from simulations.chaos.hostile.node import FleetNode
-from simulations.chaos.hostile.report import Probe, Report, Row, check_rows, make_row
+from simulations.chaos.hostile.report import (
+    AttackOutcome,
+    AttackReport,
+    Probe,
+    check_outcomes,
+    make_outcome,
+)
 from simulations.chaos.hostile.stranger import KINDS
 from simulations.chaos.problem import (
     DELTA,
@@ -33,7 +39,7 @@ from simulations.chaos.problem import (
 from simulations.chaos.suite import APP, Say
 from simulations.chaos.tolerance import train_in_process
 from simulations.chaos.trace import read_entries
-from simulations.chaos.trial import Trial
+from simulations.chaos.trial import FaultTrial
 from simulations.loopback import ROOT, Deployment
 
 _CONFIG = {"max-epsilon": MAX_EPSILON, "delta": DELTA, "require-secure-noise": False}
@@ -50,7 +56,7 @@ def attack_federation(
     seconds: float,
     say: Say,
     visit: Callable[[Deployment], None] = lambda federation: None,
-) -> Report:
+) -> AttackReport:
     """Train while a node attacks, then let strangers come; say what came of it.
 
     Parameters
@@ -75,10 +81,10 @@ def attack_federation(
     say("a SuperLink, a gate and four SuperNodes start; the fifth is a program")
     with Deployment(where, NODES, _CONFIG, APP, absent=[HOSTILE]) as federation:
         assert federation.credentials is not None
-        trial = Trial(federation, folder / "run", seed, len(rounds), _TIMEOUT)
+        trial = FaultTrial(federation, folder / "run", seed, len(rounds), _TIMEOUT)
         output = _start_insider(federation, trial, rounds)
         trial.wait(output.exists)
-        trial.submit()
+        trial.submit_run()
         honest = FleetNode(
             f"127.0.0.1:{federation.gate_port}",
             federation.credentials.ca,
@@ -95,22 +101,23 @@ def attack_federation(
             federation.kill("insider")
             rows += _let_strangers_come(federation, probe, strangers, seconds, say)
         expected = train_silently(trial.seed, trial.steps)
-        difference = float(np.abs(trial.model() - expected).max())
+        difference = float(np.abs(trial.load_model() - expected).max())
         problems = check_attacked(trial, difference)
-        return Report(rows, difference, problems, check_rows(rows))
+        return AttackReport(rows, difference, problems, check_outcomes(rows))
 
 
-def check_attacked(trial: Trial, difference: float) -> list[str]:
+def check_attacked(trial: FaultTrial, difference: float) -> list[str]:
     """Say what does not hold of a training that was attacked, and should."""
     problems = [*check_ended(trial), *check_charges(trial), *check_leaks(trial)]
     # No honest node may pay for a step that the server did not ask of it.
     problems += [
         f"node {node} was asked {asked} times and charged {charged} steps"
         for node in HONEST
-        if (charged := trial.charges(node)) != (asked := len(trial.asked(node)))
+        if (charged := trial.count_charges(node))
+        != (asked := len(trial.list_asked(node)))
     ]
     # Every reply must answer a message, and no two the same one.
-    sent, received = trial.messages()
+    sent, received = trial.read_messages()
     known = {message.id for message in sent}
     answers = [reply.to for reply in received]
     problems += [f"a reply to {to!r} was taken" for to in answers if to not in known]
@@ -136,12 +143,14 @@ def train_silently(seed: int, steps: int) -> Vector:
     return train_in_process(app, seed, steps)
 
 
-def _start_insider(federation: Deployment, trial: Trial, rounds: Sequence[str]) -> Path:
+def _start_insider(
+    federation: Deployment, trial: FaultTrial, rounds: Sequence[str]
+) -> Path:
     """Start the hostile program; return the file it writes to."""
     assert federation.credentials is not None
     trial.folder.mkdir()
     output = trial.folder / "insider.jsonl"
-    settings = Settings(
+    settings = InsiderSettings(
         f"127.0.0.1:{federation.gate_port}",
         str(federation.credentials.ca),
         str(federation.credentials.node_key(f"node-{HOSTILE}")),
@@ -170,14 +179,15 @@ def _start_program(
 
 
 def _make_insider_rows(
-    trial: Trial, probe: Probe, notes: Sequence[dict[str, Any]], quiet: int
-) -> list[Row]:
-    progress = trial.progress()
+    trial: FaultTrial, probe: Probe, notes: Sequence[dict[str, Any]], quiet: int
+) -> list[AttackOutcome]:
+    progress = trial.load_progress()
     assert progress is not None
     begins = [float(note["begin"]) for note in notes] + [time.monotonic()]
     before = probe.between(begins[0], begins[quiet])
     wasted = sum(
-        max(trial.charges(node) - len(trial.asked(node)), 0) for node in HONEST
+        max(trial.count_charges(node) - len(trial.list_asked(node)), 0)
+        for node in HONEST
     )
     rows = []
     for number, note in enumerate(notes[quiet : trial.steps], start=quiet + 1):
@@ -187,7 +197,7 @@ def _make_insider_rows(
         seen = f"{note['said']}" + (f"; {ignored} ignored" if ignored else "")
         tried = " ".join(str(ATTACKS[part].__doc__) for part in name.split("+"))
         lost = int(bool(metrics["skipped"]))
-        rows.append(make_row(name, tried, seen, during, before, lost, wasted))
+        rows.append(make_outcome(name, tried, seen, during, before, lost, wasted))
     return rows
 
 
@@ -197,7 +207,7 @@ def _let_strangers_come(
     kinds: Sequence[str],
     seconds: float,
     say: Say,
-) -> list[Row]:
+) -> list[AttackOutcome]:
     assert federation.credentials is not None
     address = f"127.0.0.1:{federation.gate_port}"
     visits: dict[str, tuple[float, float]] = {}
@@ -215,5 +225,5 @@ def _let_strangers_come(
     for kind, (begin, end) in visits.items():
         what, at_a_time = KINDS[kind]
         tried = f"{str(what.__doc__).rstrip('.')} ({at_a_time} at a time)."
-        rows.append(make_row(kind, tried, "", probe.between(begin, end), before))
+        rows.append(make_outcome(kind, tried, "", probe.between(begin, end), before))
     return rows

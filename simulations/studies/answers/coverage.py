@@ -16,7 +16,10 @@ from flwr_safedshb.algorithm.answer_evaluation import (
     PrivateEvaluation,
     make_metrics,
 )
-from flwr_safedshb.algorithm.private_evaluation import PrivateEvaluations, concluded
+from flwr_safedshb.algorithm.private_evaluation import (
+    EvaluationSchedule,
+    aggregate_evaluation,
+)
 from flwr_safedshb.algorithm.wire import CORRECT, MOMENTUM_TAG, NOISE_STD
 from flwr_safedshb.flower.compat import set_message_id
 from flwr_safedshb.privacy.accounting.accountant import compute_epsilon
@@ -101,7 +104,7 @@ def _concluded(told: Sequence[Metrics]) -> dict[str, float]:
         )
         for message, each in zip(sent, told, strict=True)
     ]
-    found = concluded(PrivateEvaluations(1, MAX_LOSS), sent, LIARS, replies)
+    found = aggregate_evaluation(EvaluationSchedule(1, MAX_LOSS), sent, LIARS, replies)
     if found is None:
         raise AssertionError("more than 2f nodes answered")
     return {name: float(value) for name, value in found.items()}  # type: ignore[arg-type]

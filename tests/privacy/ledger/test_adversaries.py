@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flwr_safedshb.privacy.accounting import accountant
-from flwr_safedshb.privacy.ledger.budget import Budget, shrink_block
+from flwr_safedshb.privacy.ledger.admission import AdmissionRule, shrink_block
 from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted, Ledger
 from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan
 from tests.privacy.ledger.adversary import Move, worst_delta
@@ -37,11 +37,12 @@ def charges_of(moves: Sequence[Move], counts: Sequence[int]) -> dict[PrivacyPlan
     return dict(charged)
 
 
-def admits(budget: Budget, charged: dict[PrivacyPlan, int]) -> bool:
+def admits(budget: AdmissionRule, charged: dict[PrivacyPlan, int]) -> bool:
     """Ask a budget as a ledger does."""
     plan, steps = next(iter(charged.items()))
     return bool(budget.first) and (
-        budget.allows_first(charged) or budget.most_steps(plan, charged, steps) >= steps
+        budget.admits_within_first(charged)
+        or budget.find_max_steps(plan, charged, steps) >= steps
     )
 
 
@@ -113,9 +114,9 @@ def test_the_best_adversary_stays_within_the_limit(seed: int) -> None:
         same = tuple(
             (plan.convert_to_unit(UNIT), steps) for plan, steps in first if steps
         )
-        budget = Budget(same, delta, limit, limit, UNIT)
+        budget = AdmissionRule(same, delta, limit, limit, UNIT)
 
-        def allowed(counts: tuple[int, ...], budget: Budget = budget) -> bool:
+        def allowed(counts: tuple[int, ...], budget: AdmissionRule = budget) -> bool:
             return sum(counts) <= LONGEST and admits(budget, charges_of(moves, counts))
 
         found, _ = worst_delta(limit, moves, allowed, start)

@@ -15,8 +15,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flwr_safedshb.privacy.accounting import accountant, pld
-from flwr_safedshb.privacy.ledger import store
-from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted, Ledger, LedgerError
+from flwr_safedshb.privacy.ledger import ledger_file
+from flwr_safedshb.privacy.ledger.ledger import (
+    BudgetExhausted,
+    Ledger,
+    LedgerCorrupted,
+    LedgerError,
+)
 from flwr_safedshb.privacy.plan import PrivacyPlan
 
 BUDGET, DELTA = 0.5, 1e-6
@@ -48,7 +53,7 @@ def test_any_charges_leave_a_finite_epsilon_within_the_budget(
         accepted: list[tuple[PrivacyPlan, int]] = []
         # Every charge is earlier than the one before.
         times = iter(f"20{99 - i:02}-01-01T00:00:00.000+00:00" for i in range(99))
-        with mock.patch.object(store, "now", side_effect=times):
+        with mock.patch.object(ledger_file, "get_time", side_effect=times):
             for event in events:
                 if event == "reopen":
                     ledger.close()
@@ -144,14 +149,14 @@ def test_no_steps_that_are_no_count(tmp_path: Path, odd: int) -> None:
     assert ledger.charges() == []
 
 
-def older(path: Path, *, max_epsilon: float = BUDGET, **fields: object) -> None:
-    """Write a ledger with one charge, as a version without limits would have done."""
+def forge(path: Path, *, max_epsilon: float = BUDGET, **fields: object) -> None:
+    """Write a ledger with one charge, as a program without ranges would do."""
     with Ledger(path, BUDGET, DELTA) as ledger:
         ledger.charge(USUAL)
         (charge,) = ledger.charges()
     text = json.dumps({**USUAL.to_dict(), **fields}, sort_keys=True)
-    head = store.genesis(max_epsilon, DELTA, "replace-one")
-    digest = store._digest(head, [1, charge.time, "", "charge", text, 1])
+    head = ledger_file.hash_limits(max_epsilon, DELTA, "replace-one")
+    digest = ledger_file.hash_entry(head, [1, charge.time, "", "charge", text, 1])
     with sqlite3.connect(path) as connection:
         connection.execute("DROP TRIGGER entries_keep")
         connection.execute("UPDATE plans SET plan = ?", (text,))
@@ -161,8 +166,8 @@ def older(path: Path, *, max_epsilon: float = BUDGET, **fields: object) -> None:
         )
 
 
-def test_a_ledger_of_an_older_version_is_read(tmp_path: Path) -> None:
-    older(tmp_path / "l.sqlite")
+def test_a_ledger_that_another_program_wrote_is_read(tmp_path: Path) -> None:
+    forge(tmp_path / "l.sqlite")
     assert Ledger(tmp_path / "l.sqlite").epsilon() == USUAL.epsilon(1, DELTA)
 
 
@@ -173,7 +178,7 @@ def test_a_ledger_of_an_older_version_is_read(tmp_path: Path) -> None:
 def test_a_charge_that_cannot_be_accounted_for_ends_the_ledger(
     tmp_path: Path, fields: dict[str, object]
 ) -> None:
-    older(tmp_path / "l.sqlite", **fields)  # type: ignore[arg-type]
+    forge(tmp_path / "l.sqlite", **fields)  # type: ignore[arg-type]
     with pytest.raises(
         LedgerError, match=f"number 1, .*{next(iter(fields))}="
     ) as found:
@@ -181,13 +186,15 @@ def test_a_charge_that_cannot_be_accounted_for_ends_the_ledger(
     assert type(found.value) is LedgerError
 
 
-def test_a_ledger_without_a_budget_needs_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("max_epsilon", [math.inf, 1e13, -1.0])
+def test_a_ledger_whose_limit_protects_nothing_is_refused(
+    tmp_path: Path, max_epsilon: float
+) -> None:
     path = tmp_path / "l.sqlite"
-    older(path, max_epsilon=math.inf)
-    with pytest.raises(LedgerError, match="open it with a stricter max_epsilon"):
-        Ledger(path)
-    with Ledger(path, max_epsilon=BUDGET) as ledger, pytest.raises(BudgetExhausted):
-        ledger.charge(USUAL, 10**6)
+    forge(path, max_epsilon=max_epsilon)
+    for stricter in (None, BUDGET):
+        with pytest.raises(LedgerCorrupted, match="its limits are damaged"):
+            Ledger(path, stricter)
 
 
 def test_many_plans_and_many_charges_stay_cheap(tmp_path: Path) -> None:

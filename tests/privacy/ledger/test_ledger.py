@@ -17,7 +17,7 @@ import pytest
 
 from flwr_safedshb.privacy.accounting import accountant
 from flwr_safedshb.privacy.ledger import database
-from flwr_safedshb.privacy.ledger.budget import Budget
+from flwr_safedshb.privacy.ledger.admission import AdmissionRule
 from flwr_safedshb.privacy.ledger.ledger import (
     BudgetExhausted,
     Ledger,
@@ -123,13 +123,13 @@ def test_many_steps_are_decided_with_little_accounting(
 ) -> None:
     budget = 2 * accountant.compute_epsilon([(PLAN, 60)], DELTA)
     searches: list[int] = []
-    search = Budget.most_steps
+    search = AdmissionRule.find_max_steps
 
     def spy(*arguments: object) -> int:
         searches.append(1)
         return search(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Budget, "most_steps", spy)
+    monkeypatch.setattr(AdmissionRule, "find_max_steps", spy)
     ledger, elsewhere = Ledger(path, budget, DELTA), Ledger(path)
     for _ in range(30):
         ledger.charge(PLAN)
@@ -144,13 +144,13 @@ def test_what_one_object_knows_to_fit_does_not_outlive_the_charges_of_another(
     budget = 2 * accountant.compute_epsilon([(PLAN, 300)], DELTA)
     ledger, elsewhere = Ledger(path, budget, DELTA), Ledger(path)
     asked: list[int] = []
-    search = Budget.most_steps
+    search = AdmissionRule.find_max_steps
 
     def spy(*arguments: object) -> int:
         asked.append(1)
         return search(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Budget, "most_steps", spy)
+    monkeypatch.setattr(AdmissionRule, "find_max_steps", spy)
     for _ in range(20):
         ledger.charge(PLAN)
     assert len(asked) == 1
@@ -226,7 +226,7 @@ def test_missing_directory_is_named(tmp_path: Path) -> None:
 def test_file_is_private_and_fully_synchronous(path: Path) -> None:
     ledger = Ledger(path, 1.0, DELTA)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    with ledger._transaction() as connection:
+    with ledger._file._lock_file() as connection:
         assert connection.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
         connection.execute("INSERT INTO plans (plan) VALUES ('')")
@@ -409,7 +409,7 @@ def test_errors_of_sqlite_come_with_a_remedy(
     with pytest.raises(sqlite3.Error) as caught:
         connection.executescript(statement)
     connection.close()
-    assert words in str(database.explained(path, caught.value))
+    assert words in str(database.explain_error(path, caught.value))
 
 
 # Damage

@@ -13,18 +13,25 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from flwr_safedshb.flower import fleet
-from flwr_safedshb.node.flower_patches.fleet_client import Key, load_key, pem
-from flwr_safedshb.node.flower_patches.runtime_client import SuperNode, acquire
-from flwr_safedshb.node.gate.call import Call
+from flwr_safedshb.node.flower_patches import fleet_api
+from flwr_safedshb.node.flower_patches.fleet_api import (
+    Key,
+    load_private_key,
+    public_key_pem,
+)
+from flwr_safedshb.node.flower_patches.runtime_client import Runtime, acquire_task
+from flwr_safedshb.node.gate.http import Request, Response
 from flwr_safedshb.node.gate.limits import Limits
-from flwr_safedshb.node.gate.wire import Answer
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from simulations.chaos.app import TRACE
 from simulations.chaos.hostile import attacks
 from simulations.chaos.hostile.attacks import ATTACKS, SERVER, Scene
 from simulations.chaos.hostile.node import FleetNode
-from simulations.chaos.hostile.report import Row, check_rows, make_markdown
+from simulations.chaos.hostile.report import (
+    AttackOutcome,
+    check_outcomes,
+    make_markdown,
+)
 from simulations.chaos.hostile.stranger import KINDS, attack
 from simulations.chaos.hostile.suite import (
     attack_federation,
@@ -33,7 +40,7 @@ from simulations.chaos.hostile.suite import (
 )
 from simulations.chaos.problem import PLAN
 from simulations.chaos.trace import append_entry
-from simulations.chaos.trial import Trial
+from simulations.chaos.trial import FaultTrial
 from simulations.loopback import Deployment
 from tests.node.gates import RUN, Place, question, visited
 from tests.node.test_local_users import NOBODY, as_root, trespass
@@ -69,17 +76,19 @@ def test_of_an_insider_only_its_own_failure_reaches_the_superlink(
     append_entry(trace, {**sent, "session": "s", "model": []})
 
     def misbehave(node: FleetNode) -> None:
-        node.activate()
-        asked = node.pull()
+        node.activate_node()
+        asked = node.pull_message()
         assert asked is not None
         ATTACKS[name](Scene(node, asked, [OTHER], trace))
-        node.fail(asked)
+        node.send_failure(asked)
 
     async def visit(place: Place) -> None:
         async with place.node(OTHER) as other:
             place.superlink.waiting = {ME: [for_me], OTHER: [for_other]}
             key = key_file(tmp_path / "key", _new_key())
-            place.superlink.nodes[pem(load_key(key.read_bytes()))] = ME
+            place.superlink.nodes[
+                public_key_pem(load_private_key(key.read_bytes()))
+            ] = ME
             address = f"127.0.0.1:{place.port}"
             node = FleetNode(address, tmp_path / "gate.crt", key, ME)
             await asyncio.to_thread(misbehave, node)
@@ -96,7 +105,11 @@ def test_of_an_insider_only_its_own_failure_reaches_the_superlink(
     assert (about.src_node_id, about.dst_node_id) == (ME, SERVER)
     assert about.reply_to_message_id == for_me.metadata.message_id
     assert about.run_id == RUN
-    left = [fleet.caller(r) for n, r, _ in superlink.calls if n == "deactivate-node"]
+    left = [
+        fleet_api.claimed_node_id(r)
+        for n, r, _ in superlink.calls
+        if n == "deactivate-node"
+    ]
     assert {*left} <= {ME}
 
 
@@ -111,19 +124,19 @@ def test_an_insider_calls_again_over_a_new_connection(tmp_path: Path) -> None:
 
     async def visit(place: Place) -> None:
         key = key_file(tmp_path / "key", _new_key())
-        place.superlink.nodes[pem(load_key(key.read_bytes()))] = ME
+        place.superlink.nodes[public_key_pem(load_private_key(key.read_bytes()))] = ME
         address = f"127.0.0.1:{place.port}"
         node = FleetNode(address, tmp_path / "gate.crt", key, ME)
-        await asyncio.to_thread(node.activate)
+        await asyncio.to_thread(node.activate_node)
         answered, cut = place.gate.answer, iter((True, True, False))
 
-        async def hang_up(call: Call) -> Answer:
+        async def hang_up(call: Request) -> Response:
             if next(cut):
                 raise EOFError
             return await answered(call)
 
-        place.gate.door._handler = hang_up
-        assert (await asyncio.to_thread(node.beat)).status_code == 200
+        place.gate.listener._handler = hang_up
+        assert (await asyncio.to_thread(node.send_heartbeat)).status_code == 200
 
     names = visited(tmp_path, visit).names()
     assert names == ["activate-node", "send-node-heartbeat"]
@@ -141,31 +154,31 @@ def test_nodes_are_served_while_strangers_come(kind: str, tmp_path: Path) -> Non
                 async with place.node(OTHER) as other:
                     assert not (await other.pull()).messages_list
             await strangers
-            assert place.gate.door.refusals.total() > 0
+            assert place.gate.listener.refusals.total() > 0
 
     limits = Limits(hold_seconds=0.05, poll_seconds=0.02, header_seconds=0.5)
     names = visited(tmp_path, visit, limits).names()
     assert {*names} <= {"activate-node", "pull-messages"}
 
 
-ROW = Row("a", "A.", "400 no", 0, 0, 0.2, 0.1, 9, 0, 90.0)
+OUTCOME = AttackOutcome("a", "A.", "400 no", 0, 0, 0.2, 0.1, 9, 0, 90.0)
 
 
-def test_a_training_that_went_well_has_nothing_wrong(trial: Trial) -> None:
+def test_a_training_that_went_well_has_nothing_wrong(trial: FaultTrial) -> None:
     assert check_attacked(trial, 0.0) == []
-    assert check_rows([ROW]) == []
+    assert check_outcomes([OUTCOME]) == []
 
 
-def bill_a_node(trial: Trial) -> None:
+def bill_a_node(trial: FaultTrial) -> None:
     with Ledger(trial.federation.state_dir(1) / "safedshb.sqlite") as ledger:
         ledger.charge(PLAN, run=SESSION)
 
 
-def take_a_reply_twice(trial: Trial) -> None:
+def take_a_reply_twice(trial: FaultTrial) -> None:
     append_entry(trial.folder / TRACE, reply(2, 1))
 
 
-def take_a_strangers_reply(trial: Trial) -> None:
+def take_a_strangers_reply(trial: FaultTrial) -> None:
     append_entry(trial.folder / TRACE, reply(2, 1, to="unasked"))
 
 
@@ -178,22 +191,22 @@ def take_a_strangers_reply(trial: Trial) -> None:
     ],
 )
 def test_each_check_of_the_training_can_fail(
-    trial: Trial, spoil: Callable[[Trial], None], told: str
+    trial: FaultTrial, spoil: Callable[[FaultTrial], None], told: str
 ) -> None:
     spoil(trial)
     assert told in check_attacked(trial, 0.0)
 
 
-def test_each_check_of_waiting_and_memory_can_fail(trial: Trial) -> None:
+def test_each_check_of_waiting_and_memory_can_fail(trial: FaultTrial) -> None:
     assert any("0.5 off" in text for text in check_attacked(trial, 0.5))
     for change in ({"slowest": 0.31}, {"failed_calls": 1}, {"memory": 201.0}):
-        (told,) = check_rows([replace(ROW, **change)])
+        (told,) = check_outcomes([replace(OUTCOME, **change)])
         assert told.startswith("a: ")
 
 
 def test_the_table_has_each_attack_at_its_worst() -> None:
-    again = replace(ROW, slowest=0.3, memory=99.0, lost_rounds=1)
-    page = make_markdown([ROW, again, replace(ROW, attack="b", seen="")])
+    again = replace(OUTCOME, slowest=0.3, memory=99.0, lost_rounds=1)
+    page = make_markdown([OUTCOME, again, replace(OUTCOME, attack="b", seen="")])
     assert page.splitlines()[2:] == [
         "| A | 400 no | 1 | 0 | 0.30 s (0.10 s) | 99 MiB |",
         "| A | nothing, or a refusal that is counted | 0 | 0 | 0.20 s (0.10 s) "
@@ -263,8 +276,8 @@ def _asked_as_nobody(port: int) -> str:
             os.setgroups([])
             os.setgid(NOBODY)
             os.setuid(NOBODY)
-            with SuperNode(f"127.0.0.1:{port}").tasks(b"x" * 32) as client:
-                acquire(client)
+            with Runtime(f"127.0.0.1:{port}").connect_with_secret(b"x" * 32) as client:
+                acquire_task(client)
         except httpx.HTTPStatusError:
             said = "refused"
         except Exception as error:

@@ -11,26 +11,29 @@ from flwr.proto.message_pb2 import (
 )
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
-from flwr.superlink.grid import HttpGrid
 
-from flwr_safedshb.flower import fleet
-from flwr_safedshb.flower import inline_objects as envelope
-from flwr_safedshb.flower import patch_grid as superlink
+from flwr_safedshb.flower import inline_objects as inlining
 from flwr_safedshb.flower.compat import set_process_run
-from flwr_safedshb.flower.envelope_client import Opener, small_objects
-from flwr_safedshb.flower.fleet import message_pb2
-from flwr_safedshb.node.flower_patches import supernode
-from flwr_safedshb.node.flower_patches.fleet_client import Packed, packed
+from flwr_safedshb.flower.inline_objects import (
+    InlineObjectsClient,
+    deflate_small_objects,
+)
+from flwr_safedshb.flower.object_tree import hash_object, parse_head, walk_tree
+from flwr_safedshb.node.flower_patches.fleet_api import (
+    PackedMessage,
+    message_pb2,
+    pack_message,
+)
 
-LARGE = envelope.SMALL  # floats: four times the bytes
+LARGE = inlining.MAX_OBJECT_BYTES  # floats: four times the bytes
 
 
-def made(*sizes: int) -> Packed:
+def made(*sizes: int) -> PackedMessage:
     set_process_run(7)
     arrays = ArrayRecord(
         [np.full(size, index, "f4") for index, size in enumerate(sizes)]
     )
-    return packed(Message(RecordDict({"arrays": arrays}), 5, "train", ttl=60.0))
+    return pack_message(Message(RecordDict({"arrays": arrays}), 5, "train", ttl=60.0))
 
 
 def leaves(tree: message_pb2.ObjectTree) -> list[str]:
@@ -69,108 +72,108 @@ class Client:
 
 def test_a_small_message_is_all_inside() -> None:
     message = made(3, 5)
-    inside = envelope.chosen(message.tree.object_id, message.objects)
+    inside = inlining.select_inline(message.tree.object_id, message.objects)
     assert inside == message.objects
-    envelope.seal(message.message, inside)
-    outer = envelope.outer_tree(message.tree, inside)
+    inlining.attach_inline(message.message, inside)
+    outer = inlining.prune_tree(message.tree, inside)
     assert (outer.object_id, leaves(outer)) == (message.tree.object_id, [])
-    assert envelope.opened(message.message) == message.objects
-    assert envelope.whole_tree(outer.object_id, inside) == message.tree
+    assert inlining.read_inline(message.message) == message.objects
+    assert inlining.rebuild_tree(outer.object_id, inside) == message.tree
 
 
 def test_large_pieces_of_arrays_travel_on_their_own() -> None:
     message = made(3, LARGE)
-    inside = envelope.chosen(message.tree.object_id, message.objects)
+    inside = inlining.select_inline(message.tree.object_id, message.objects)
     assert inside is not None
     outside = {*message.objects} - {*inside}
-    assert [fleet.head(message.objects[name]).kind for name in outside] == [
+    assert [parse_head(message.objects[name]).kind for name in outside] == [
         "ArrayChunk"
     ]
-    assert leaves(envelope.outer_tree(message.tree, inside)) == [*outside]
-    assert envelope.whole_tree(message.tree.object_id, inside) == message.tree
-    assert max(map(len, inside.values())) <= envelope.SMALL
+    assert leaves(inlining.prune_tree(message.tree, inside)) == [*outside]
+    assert inlining.rebuild_tree(message.tree.object_id, inside) == message.tree
+    assert max(map(len, inside.values())) <= inlining.MAX_OBJECT_BYTES
 
 
 def test_an_envelope_never_holds_more_than_it_may() -> None:
-    message = made(*[envelope.SMALL // 8] * 20)
-    inside = envelope.chosen(message.tree.object_id, message.objects)
+    message = made(*[inlining.MAX_OBJECT_BYTES // 8] * 20)
+    inside = inlining.select_inline(message.tree.object_id, message.objects)
     assert inside is not None
-    assert sum(map(len, inside.values())) <= envelope.MOST
+    assert sum(map(len, inside.values())) <= inlining.MAX_INLINE_BYTES
     names = {
-        name for name, each in message.objects.items() if fleet.head(each).children
+        name for name, each in message.objects.items() if parse_head(each).children
     }
     assert names <= {*inside}  # or nobody could say what is missing
 
 
 def test_a_message_of_too_many_parts_has_none() -> None:
     message = made(*range(1, 1500))
-    assert envelope.chosen(message.tree.object_id, message.objects) is None
+    assert inlining.select_inline(message.tree.object_id, message.objects) is None
 
 
 def test_only_small_objects_are_made_into_bytes() -> None:
     set_process_run(7)
     arrays = ArrayRecord([np.zeros(3, "f4"), np.zeros(LARGE, "f4")])
     message = Message(RecordDict({"arrays": arrays}), 5, "train", ttl=60.0)
-    found = small_objects(message, {})
-    assert max(map(len, found.values())) <= envelope.SMALL
-    assert len([*fleet.walk(get_object_tree(message))]) == len(found) + 1
+    found = deflate_small_objects(message, {})
+    assert max(map(len, found.values())) <= inlining.MAX_OBJECT_BYTES
+    assert len([*walk_tree(get_object_tree(message))]) == len(found) + 1
 
 
 def test_an_envelope_cannot_lie_about_an_object() -> None:
     message = made(3)
     root = message.tree.object_id
     false = {**message.objects, root: message.objects[root] + b"!"}
-    envelope.seal(message.message, false)
-    found = envelope.opened(message.message)
+    inlining.attach_inline(message.message, false)
+    found = inlining.read_inline(message.message)
     assert found is not None
     assert root not in found
 
 
 def test_what_is_in_a_head_is_bounded() -> None:
     message = made(3).message
-    envelope.seal(message, {str(n): b"%d" % n for n in range(100)})
+    inlining.attach_inline(message, {str(n): b"%d" % n for n in range(100)})
     with pytest.raises(ValueError, match="too many"):
-        envelope.opened(message, 99)
-    envelope.seal(message, {"": bytes(2 * envelope.MOST)})
+        inlining.read_inline(message, 99)
+    inlining.attach_inline(message, {"": bytes(2 * inlining.MAX_INLINE_BYTES)})
     with pytest.raises(ValueError, match="too large"):
-        envelope.opened(message, 1)
+        inlining.read_inline(message, 1)
 
 
 def test_a_tree_that_doubles_with_every_object_is_refused() -> None:
     below = b"ArrayChunk  0\0"
-    inside = {fleet.object_id(below): below}
+    inside = {hash_object(below): below}
     for _ in range(15):
         name = [*inside][-1]
         content = f"RecordDict {name},{name} 0\0".encode()
-        inside[fleet.object_id(content)] = content
+        inside[hash_object(content)] = content
     with pytest.raises(ValueError, match="too large"):
-        envelope.whole_tree([*inside][-1], inside)
+        inlining.rebuild_tree([*inside][-1], inside)
 
 
 def test_the_head_of_an_error_stays_as_it_is() -> None:
     """With content, if only an empty one, it would be no error any more."""
     head = message_pb2.Message()
     head.error.code = 1
-    envelope.empty(head)
+    inlining.remove_inline(head)
     assert not head.HasField("content")
-    assert envelope.opened(head) is None
+    assert inlining.read_inline(head) is None
 
 
-def opening(message: Packed, whole: bool = False) -> Client:
-    inside = envelope.chosen(message.tree.object_id, message.objects) or {}
-    envelope.seal(message.message, inside)
-    tree = message.tree if whole else envelope.outer_tree(message.tree, inside)
+def opening(message: PackedMessage, whole: bool = False) -> Client:
+    inside = inlining.select_inline(message.tree.object_id, message.objects) or {}
+    inlining.attach_inline(message.message, inside)
+    tree = message.tree if whole else inlining.prune_tree(message.tree, inside)
     client = Client(message.message, tree)
     client.objects = {n: o for n, o in message.objects.items() if n not in inside}
     return client
 
 
-def pulled(client: Client, message: Packed) -> dict[str, bytes]:
+def pulled(client: Client, message: PackedMessage) -> dict[str, bytes]:
     """Pull a message as Flower does."""
     answer = client.PullMessages(PullAppMessagesRequest())
     assert [*answer.message_object_trees] == [message.tree]
     contents = {}
-    for part, _ in fleet.walk(answer.message_object_trees[0]):
+    for part, _ in walk_tree(answer.message_object_trees[0]):
         found = client.PullObject(PullObjectRequest(object_id=part.object_id))
         contents[part.object_id] = found.object_content
     client.ConfirmMessageReceived(
@@ -194,7 +197,7 @@ def test_only_what_is_outside_is_called_for(
     message = made(size)
     client = opening(message, whole)
     seen: list[int] = []
-    Opener(client, lambda head: seen.append(head.metadata.dst_node_id))
+    InlineObjectsClient(client, lambda head: seen.append(head.metadata.dst_node_id))
     assert pulled(client, message) == message.objects
     assert (client.calls, seen) == (calls, [5])
 
@@ -204,7 +207,7 @@ def test_a_message_without_an_envelope_is_pulled_as_ever() -> None:
     client = Client(message.message, message.tree)
     client.objects = message.objects
     seen: list[int] = []
-    Opener(client, lambda _: seen.append(1))
+    InlineObjectsClient(client, lambda _: seen.append(1))
     assert pulled(client, message) == message.objects
     assert client.calls == ["pull-object"] * len(message.objects) + ["confirm"]
     assert not seen
@@ -214,12 +217,6 @@ def test_an_object_that_is_late_is_asked_for_again_soon() -> None:
     message = made(LARGE)
     client = opening(message)
     client.late = 3
-    Opener(client, lambda _: None)
+    InlineObjectsClient(client, lambda _: None)
     assert pulled(client, message) == message.objects
     assert client.calls == ["pull-object"] * 4 + ["confirm"]
-
-
-def test_flowers_programs_are_as_they_are_known() -> None:
-    assert superlink.is_known(HttpGrid)
-    assert supernode.has_known_calls()
-    assert not superlink.is_known(Client)

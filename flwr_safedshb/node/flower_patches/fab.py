@@ -1,4 +1,4 @@
-"""The bundle that Flower makes of an app's folder."""
+"""Build an app's bundle (FAB) as Flower does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from flwr.cli.build import build_fab_from_disk
 
 
-def built(folder: Path) -> bytes:
+def build_bundle(folder: Path) -> bytes:
     """Return the bundle of an app, byte for byte what `flwr run` sends.
 
     Raises

@@ -1,4 +1,4 @@
-"""Which histories a budget admits, and what they cost.
+"""Which histories a ledger's budget admits, and what they cost.
 
 Formal guarantee
 ----------------
@@ -17,8 +17,8 @@ plans of its charges and by whatever was released before.
 2. The *first block* is what was committed before the first charge, or else the first
    charge itself. It is admitted if its PLD epsilon is at most E.
 3. Whatever leaves the first block is chosen by looking at releases, and no PLD holds
-   for it. It is admitted only if a Renyi filter (`accounting.filtering`) passes twice:
-   for the first block whole, and for all that has been charged.
+   for it. It is admitted only if a Renyi filter (`accounting.renyi_filter`) passes
+   twice: for the first block whole, and for all that has been charged.
 4. These two ways must not be mixed: if one path spent all of delta on a PLD, and
    another, which left early, all of it on the filter, the two would add up. They are
    not. Either the first block whole passes the filter; then every history that is
@@ -33,7 +33,7 @@ E demands, and for E' alone the argument is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -44,15 +44,14 @@ from flwr_safedshb.privacy.ledger.history import Totals, is_within
 from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan, PrivacyStatement
 
 Block = Sequence[tuple[PrivacyPlan, int]]
-_Epsilon = Callable[[Block, float, Adjacency], float]
 
 # Steps that are looked ahead, so that not every charge needs the accountant.
 _AHEAD = 64
 
 
 @dataclass(frozen=True)
-class Budget:
-    """A budget after its first block; every plan is in its unit.
+class AdmissionRule:
+    """What a budget admits after its first block; every plan is in its unit.
 
     Attributes
     ----------
@@ -60,7 +59,7 @@ class Budget:
         The first block, fixed before the first release.
     delta : float
     max_epsilon : float
-        E, which is fixed before the first release, too: the filter is made for it.
+        E, fixed before the first release, too: the filter is made for it.
     limit : float
         E', at most E.
     unit : {"replace-one", "add-remove"}
@@ -72,7 +71,7 @@ class Budget:
     limit: float
     unit: Adjacency
 
-    def statement(self, charged: Totals) -> PrivacyStatement:
+    def state_epsilon(self, charged: Totals) -> PrivacyStatement:
         """State what a history costs: the first block whole, or past it all charges."""
         if is_within(charged, dict(self.first)):
             found = accountant.state_epsilon(self.first, self.delta, self.unit)
@@ -81,12 +80,12 @@ class Budget:
         epsilon, name = self._filter.epsilon(charges), "Renyi filter"
         return accountant.make_statement(epsilon, charges, self.delta, self.unit, name)
 
-    def allows_first(self, charged: Totals) -> bool:
+    def admits_within_first(self, charged: Totals) -> bool:
         """Return whether charges are within a first block that fits as a whole."""
         return is_within(charged, dict(self.first)) and self._first_fits
 
-    def most_steps(self, plan: PrivacyPlan, charged: Totals, hint: int) -> int:
-        """Return how many steps of a plan the filter allows beside other charges.
+    def find_max_steps(self, plan: PrivacyPlan, charged: Totals, hint: int) -> int:
+        """Return how many steps of a plan the filter admits beside other charges.
 
         Parameters
         ----------
@@ -99,28 +98,29 @@ class Budget:
         """
         others = {each: steps for each, steps in charged.items() if each != plan}
         first, most = dict(self.first), MAX_STEPS
-        # What leaves the first block needs that the block, whole, passes the filter.
+        # 3 and 4: what leaves the first block needs that the block, whole, passes.
         if not self._filter.epsilon(self.first) <= self.limit:
             most = first.get(plan, 0) if is_within(others, first) else 0
 
-        def cost(count: int) -> float:
+        def compute_cost(count: int) -> float:
             return self._filter.epsilon([*others.items(), (plan, count)])
 
         for enough in (min(hint + max(hint, _AHEAD), most), min(hint, most)):
-            if cost(enough) <= self.limit:
+            if compute_cost(enough) <= self.limit:
                 return enough
-        return accountant.find_largest_affordable(cost, self.limit, most=most)
+        return accountant.find_largest_affordable(compute_cost, self.limit, most=most)
 
-    def steps_left(self, plan: PrivacyPlan, charged: Totals) -> int:
+    def count_steps_left(self, plan: PrivacyPlan, charged: Totals) -> int:
         """Count the further steps of a plan that fit."""
         used = charged.get(plan, 0)
-        committed = dict(self.first).get(plan, 0) if self.allows_first(charged) else 0
-        filtered = self.most_steps(plan, charged, MAX_STEPS)
+        in_block = self.admits_within_first(charged)
+        committed = dict(self.first).get(plan, 0) if in_block else 0
+        filtered = self.find_max_steps(plan, charged, MAX_STEPS)
         return max(committed - used, filtered - used, 0)
 
     @cached_property
     def _first_fits(self) -> bool:
-        return _fits(self.first, self.delta, self.limit, self.unit)
+        return accountant.fits_within(self.first, self.delta, self.limit, self.unit)
 
     @cached_property
     def _filter(self) -> RenyiFilter:
@@ -129,26 +129,11 @@ class Budget:
 
 def shrink_block(block: Block, delta: float, limit: float, unit: Adjacency) -> Block:
     """Return the largest share of a first block that costs at most a limit."""
-    if not any(steps for _, steps in block) or _fits(block, delta, limit, unit):
+    largest = max((steps for _, steps in block), default=0)
+    if not largest or accountant.fits_within(block, delta, limit, unit):
         return block
-    most = max(steps for _, steps in block)
 
-    def share(count: int) -> Block:
-        return [(plan, steps * count // most) for plan, steps in block]
+    def take_share(count: int) -> Block:
+        return [(plan, steps * count // largest) for plan, steps in block]
 
-    fitting = 0
-    # The first bound is cheaper than the second, and never below it.
-    for epsilon in (accountant.bound_epsilon, accountant.compute_epsilon):
-
-        def cost(count: int, epsilon: _Epsilon = epsilon) -> float:
-            return epsilon(share(count), delta, unit)
-
-        fitting = accountant.find_largest_affordable(cost, limit, fitting, most)
-    return share(fitting)
-
-
-def _fits(block: Block, delta: float, limit: float, unit: Adjacency) -> bool:
-    return any(
-        epsilon(block, delta, unit) <= limit
-        for epsilon in (accountant.bound_epsilon, accountant.compute_epsilon)
-    )
+    return take_share(accountant.find_largest(take_share, delta, limit, unit, largest))

@@ -1,0 +1,450 @@
+"""A run of Safe-DSHB on the server: its rounds, its evaluations and its checkpoint.
+
+`TrainingRun` holds the state of a run that a strategy drives. It chooses the nodes of
+each round and remembers what was sent to them; `aggregate_round` computes the rest.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from flwr_safedshb.algorithm import wire
+from flwr_safedshb.algorithm.attendance import Attendance
+from flwr_safedshb.algorithm.checkpoint import load_matching, save
+from flwr_safedshb.algorithm.output import add_to_mean, select_output
+from flwr_safedshb.algorithm.participation import split_risk
+from flwr_safedshb.algorithm.plain_evaluation import (
+    compute_medians,
+    draw_evaluators,
+    make_evaluation_content,
+)
+from flwr_safedshb.algorithm.privacy_report import log_privacy
+from flwr_safedshb.algorithm.private_evaluation import aggregate_evaluation
+from flwr_safedshb.algorithm.progress import History, Progress
+from flwr_safedshb.algorithm.round import NORM_BOUND, SentRound, aggregate_round
+from flwr_safedshb.algorithm.run_identity import identify_run
+from flwr_safedshb.algorithm.schedules import noise_left
+from flwr_safedshb.algorithm.screening import check_first_round, l2_norm
+from flwr_safedshb.algorithm.settings import (
+    StrategySettings,
+    check_initial_arrays,
+    check_whole,
+    warn_of_plain_evaluation,
+    warn_of_unused_config,
+)
+from flwr_safedshb.algorithm.wire import Template
+from flwr_safedshb.flower.compat import replace_entries_unchecked
+
+# Which random choice a generator is for.
+NODES, OUTPUT, EVALUATORS = 0, 1, 2
+# By how much a message outlives its round, so that silence is seen as silence.
+_LEEWAY_SECONDS = 10.0
+
+
+class NothingTrainedError(RuntimeError):
+    """A run has ended, and none of its rounds took a step.
+
+    Attributes
+    ----------
+    metrics : dict of int to MetricRecord
+        Those of the rounds.
+    """
+
+    def __init__(self, metrics: History) -> None:
+        super().__init__(
+            f"nothing was trained: all rounds, {len(metrics)} in number, were skipped; "
+            "the log says why, and failing-nodes in the metrics names the nodes that "
+            "failed: repair them, or add others, and start a new run"
+        )
+        self.metrics = metrics
+
+
+@dataclass(repr=False)
+class RunResult(Result):
+    """What `SafeDSHB.start` returns: Flower's `Result` and the skipped rounds.
+
+    Attributes
+    ----------
+    skipped_rounds : list of int
+        The rounds that took no step.
+    """
+
+    skipped_rounds: list[int] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        """Return Flower's text, followed by the skipped rounds."""
+        skipped, rounds = len(self.skipped_rounds), len(self.train_metrics_clientapp)
+        return f"{super().__repr__()}\n{skipped} of {rounds} rounds skipped\n"
+
+
+class StopRun(Exception):  # noqa: N818  # it is none
+    """Raised to end a run whose work is done."""
+
+
+@dataclass(frozen=True)
+class RecordKeys:
+    """The keys of the two records in a message."""
+
+    arrays: str
+    config: str
+
+
+class TrainingRun:
+    """The state of a run, from its first round or from its checkpoint.
+
+    Parameters
+    ----------
+    settings : StrategySettings
+    keys : RecordKeys
+    strategy : str
+        The name of the strategy's class, which is part of the run's identity.
+
+    Attributes
+    ----------
+    progress : Progress or None
+        None before the run has begun.
+    num_rounds : int or None
+        T, all rounds of the run with those done before; None where nobody said, as when
+        a server of Flower's legacy API asks for one round after another.
+    rounds_done : int
+        Rounds that were done before the run was resumed.
+    """
+
+    def __init__(
+        self, settings: StrategySettings, keys: RecordKeys, strategy: str
+    ) -> None:
+        self.settings = settings
+        self.progress: Progress | None = None
+        self.num_rounds: int | None = None
+        self.rounds_done = 0
+        self._keys, self._strategy = keys, strategy
+        self._sent: SentRound | None = None
+        self._sent_evaluation: list[Message] | None = None
+        self._rates: list[tuple[float, float]] = []
+        self._template: Template | None = None
+        self._ttl: float | None = None
+
+    def begin(
+        self,
+        initial_arrays: ArrayRecord,
+        num_rounds: int,
+        timeout: float,
+        **configs: ConfigRecord | None,
+    ) -> Progress:
+        """Begin a run of T = `num_rounds` rounds, or resume the checkpoint's."""
+        check_whole("num_rounds", num_rounds)
+        check_initial_arrays(initial_arrays)
+        settings = self.settings
+        warn_of_plain_evaluation(settings.fraction_evaluate)
+        rates = [settings.rates_in_round(number) for number in range(num_rounds)]
+        identity = identify_run(
+            settings, self._strategy, initial_arrays, rates, **configs
+        )
+        progress = None
+        if settings.checkpoint is not None:
+            size = sum(len(array.data) for array in initial_arrays.values())
+            progress = load_matching(Path(settings.checkpoint), identity, size)
+        if progress is None:
+            progress = self._make_progress(num_rounds, initial_arrays, identity)
+        self._adopt(progress)
+        self.num_rounds, self._rates = num_rounds, rates
+        # A busy node must not spend budget on a round that is long over.
+        self._ttl = timeout + _LEEWAY_SECONDS
+        return progress
+
+    def plan_round(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Return messages with theta_t, the step and beta for nodes (Alg. 1, line 2).
+
+        Raises
+        ------
+        StopRun
+            If the settings say that the run has done its work.
+        """
+        settings = self.settings
+        progress, template = self.progress, self._template
+        if progress is None or template is None:  # nobody called `begin`
+            progress = self._make_progress(server_round, arrays, {})
+            template = self._adopt(progress)
+        step = progress.step = server_round + self.rounds_done - 1
+        first = step == self.rounds_done
+        progress.arrays = arrays
+        self._stop_if_wanted(progress)
+        if settings.output == "uniform" and step == self._output_index(progress):
+            progress.kept = arrays
+        due = step % settings.checkpoint_every == 0
+        if due and not first and settings.checkpoint is not None:
+            save(Path(settings.checkpoint), progress)
+        before = {**progress.train.get(step, MetricRecord())}
+        cohort = settings.participation.gather(
+            grid,
+            lambda: self._make_rng(NODES, step),
+            before,
+            step + 1,
+            self.num_rounds,
+            first=first,
+        )
+        if first:
+            warn_of_unused_config(config)
+        while len(self._rates) <= step:  # the number of rounds is open
+            self._rates.append(settings.rates_in_round(len(self._rates)))
+        rate, momentum = self._rates[step]
+        # In every round, where nobody has said which is the last.
+        report = settings.stop_when is not None or step + 1 >= progress.num_rounds
+        # These are of known types, and need not be checked.
+        entries = {
+            **config,
+            "server-round": step + 1,
+            "step": step * settings.local_steps,
+            "momentum": momentum,
+            "session": progress.session,
+            wire.LOCAL_STEPS: settings.local_steps,
+            wire.LEARNING_RATE: rate,
+            # The run may have to be resumed from the step before this one.
+            wire.CHECKPOINTED: due,
+            wire.REPORT_PRIVACY: report,
+            **self._run_length(progress),
+            # Objects have the hash of their bytes for a name: nobody can guess it.
+            "nonce": secrets.token_hex(8),
+        }
+        content = RecordDict({self._keys.arrays: arrays})
+        content[self._keys.config] = replace_entries_unchecked(ConfigRecord(), entries)
+        messages = self._make_messages(
+            content, cohort.nodes, MessageType.TRAIN, step + 1
+        )
+        self._sent = SentRound(
+            arrays,
+            template,
+            messages,
+            cohort.num_malicious,
+            rate,
+            momentum,
+            self._noise_in_momentum(step),
+            settings.foreign_clients,
+            settings.local_steps,
+            report,
+            self._bound_norm(progress, len(messages), rate, before),
+            step + 1,
+            before,
+        )
+        return messages
+
+    def finish_round(
+        self, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord]:
+        """Aggregate the replies of the planned round, and record the step."""
+        progress, sent = self.progress, self._sent
+        if progress is None or sent is None:
+            raise RuntimeError("aggregate_train needs configure_train before it")
+        arrays, found = aggregate_round(sent, self.settings.aggregation, replies)
+        if progress.step == self.rounds_done:
+            check_first_round(found, sent.num_malicious)
+        metrics = replace_entries_unchecked(MetricRecord(), found)
+        progress.step += 1
+        if arrays is not None:
+            progress.arrays = arrays
+        if self.settings.output == "average":
+            add_to_mean(progress)
+        progress.train[progress.step] = metrics
+        return arrays, metrics
+
+    def plan_evaluation(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Return messages with the model for the nodes that evaluate it, if any."""
+        number, settings = server_round + self.rounds_done, self.settings
+        nodes: list[int] = []
+        progress, evaluations = self.progress, settings.evaluations
+        if evaluations is not None and progress is not None:
+            if evaluations.is_due(number, progress.num_rounds):
+                nodes = self._find_evaluators(grid, number)
+            config = evaluations.make_config(number, progress.session)
+            if number == progress.num_rounds:
+                arrays = select_output(progress, settings.output)
+        elif settings.fraction_evaluate > 0.0:
+            nodes = draw_evaluators(
+                sorted(grid.get_node_ids()),
+                settings.fraction_evaluate,
+                cast(int, settings.min_evaluate_nodes),
+                self._make_rng(EVALUATORS, number),
+            )
+            config = ConfigRecord({**config, "server-round": number})
+        self._sent_evaluation = []
+        if nodes:
+            content = make_evaluation_content(
+                arrays, config, self._keys.arrays, self._keys.config
+            )
+            self._sent_evaluation = self._make_messages(
+                content, nodes, MessageType.EVALUATE, number
+            )
+        return self._sent_evaluation
+
+    def finish_evaluation(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Aggregate and record what nodes answered; no node is trusted."""
+        f, evaluations = self.settings.num_malicious_nodes, self.settings.evaluations
+        sent = self._sent_evaluation
+        found: Mapping[str, int | float | list[int] | list[float]] | None
+        if evaluations is None:
+            found = compute_medians(replies, f, sent)
+        else:
+            found = (
+                aggregate_evaluation(evaluations, sent, f, replies) if sent else None
+            )
+        if not found:
+            return None
+        metrics = MetricRecord({**found})
+        if self.progress is not None:
+            number = server_round + self.rounds_done
+            self.progress.evaluate_clientapp[number] = metrics
+        return metrics
+
+    def finish(self) -> ArrayRecord:
+        """Save the run, log what it cost, and return its model.
+
+        Raises
+        ------
+        NothingTrainedError
+            If all of its rounds were skipped.
+        """
+        progress, settings = self.progress, self.settings
+        if progress is None:
+            raise RuntimeError("finish needs begin before it")
+        if settings.checkpoint is not None:
+            save(Path(settings.checkpoint), progress)
+        last = progress.train.get(progress.step, MetricRecord())
+        log_privacy(last, settings.fraction_evaluate > 0.0)
+        rounds, skipped = len(progress.train), len(progress.skipped_rounds)
+        if skipped:
+            text = "%d of %d rounds were skipped, and took no step"
+            log(WARNING, text, skipped, rounds)
+            if skipped == rounds:
+                raise NothingTrainedError(progress.train)
+        return select_output(progress, settings.output)
+
+    def _make_progress(
+        self, num_rounds: int, arrays: ArrayRecord, identity: dict[str, object]
+    ) -> Progress:
+        seed = self.settings.seed
+        seed = secrets.randbits(63) if seed is None else seed
+        return Progress.fresh(seed, num_rounds, arrays, {**identity, "seed": seed})
+
+    def _adopt(self, progress: Progress) -> Template:
+        """Make a run the one that is driven."""
+        self.progress, self.rounds_done = progress, progress.step
+        self._template = template = Template.of(progress.arrays)
+        return template
+
+    def _make_messages(
+        self, content: RecordDict, nodes: Iterable[int], kind: str, number: int
+    ) -> list[Message]:
+        group = str(number)  # which the logs of nodes show
+        return [
+            Message(content, node, kind, ttl=self._ttl, group_id=group)
+            for node in nodes
+        ]
+
+    def _stop_if_wanted(self, progress: Progress) -> None:
+        """End the run if the user's function says so of the last round."""
+        number, stop_when = progress.step, self.settings.stop_when
+        if stop_when is None or number not in progress.train:
+            return
+        metrics = {
+            **progress.train[number],
+            **progress.evaluate_clientapp.get(number, {}),
+            **progress.evaluate_serverapp.get(number, {}),
+        }
+        if stop_when(number, metrics):
+            log(INFO, "Stopped after round %d, as stop_when says", number)
+            raise StopRun
+
+    def _run_length(self, progress: Progress) -> dict[str, int]:
+        """Return how many steps and evaluations each node takes at most, if known.
+
+        It is not known of a run without `begin`, and a node that takes part in some
+        rounds only would be committed to far more steps than it takes.
+        """
+        rounds, evaluations = progress.num_rounds, self.settings.evaluations
+        if self.num_rounds is None or self.settings.participation.fraction < 1.0:
+            return {}
+        count = 0
+        if evaluations is not None:
+            count = rounds // evaluations.every + (rounds % evaluations.every > 0)
+        steps = rounds * self.settings.local_steps
+        return {wire.RUN_STEPS: steps, wire.RUN_EVALUATIONS: count}
+
+    def _find_evaluators(self, grid: Grid, number: int) -> list[int]:
+        """Return all nodes, or none if too few of them answered before.
+
+        Each answer costs budget, so it must be worth having.
+        """
+        nodes = sorted(grid.get_node_ids())
+        found = self.progress.train.get(number) if self.progress else None
+        usable, _ = Attendance.from_metrics(found or MetricRecord()).split(nodes)
+        if len(usable) > 2 * self.settings.num_malicious_nodes:
+            return nodes
+        log(WARNING, "Evaluation left out: only %d nodes answered before", len(usable))
+        return []
+
+    def _bound_norm(
+        self,
+        progress: Progress,
+        num_nodes: int,
+        learning_rate: float,
+        metrics: Mapping[str, object],
+    ) -> float:
+        """Return the bound on the norm of an honest reply; infinite if none is known.
+
+        The bound of each round follows from that of the round before, in its metrics,
+        because a momentum contains all gradients so far.
+        """
+        before = cast(float, metrics.get(NORM_BOUND, 0.0))
+        bound, local_steps = self.settings.norm_bound, self.settings.local_steps
+        if bound is None or not num_nodes:
+            return before or np.inf
+        risk = 1 - Fraction(bound.confidence)
+        risk = split_risk(risk, progress.step + 1, self.num_rounds)
+        weights = [array.numpy() for array in progress.arrays.values()]
+        gradient_norm = bound.gradient_norm(
+            sum(layer.size for layer in weights), risk / (num_nodes * local_steps)
+        )
+        return bound.reply_norm(
+            gradient_norm, before, l2_norm(weights), learning_rate, local_steps
+        )
+
+    def _noise_in_momentum(self, step: int) -> float | None:
+        """Return the noise in the momentum of a node that took every step so far."""
+        noise_std = self.settings.noise_std
+        if noise_std is None:
+            return None
+        betas = [beta for _, beta in self._rates[: step + 1]]
+        return noise_std * noise_left(betas, self.settings.local_steps)
+
+    def _make_rng(self, purpose: int, step: int = 0) -> np.random.Generator:
+        # By step and not by state, so that a resumed run chooses the same.
+        seed = self.settings.seed if self.progress is None else self.progress.seed
+        return np.random.default_rng([seed or 0, purpose, step])
+
+    def _output_index(self, progress: Progress) -> int:
+        return int(self._make_rng(OUTPUT).integers(progress.num_rounds))
