@@ -65,7 +65,6 @@ from flwr_safedshb.privacy.bad_examples import log_causes
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.datasets import DatasetError, Unpack, make_examples
 from flwr_safedshb.privacy.losses import Loss, UnsupportedModelError, is_rowwise_loss
-from flwr_safedshb.privacy.map_dataset import ItemExamples
 from flwr_safedshb.privacy.plan import ALL, Clipping, PrivacyPlan
 from flwr_safedshb.privacy.private_gradient import Vector
 from flwr_safedshb.privacy.randomness.noise import Randomness, SecureRandomness
@@ -174,9 +173,6 @@ class SafeDSHBClient(NumPyClient):
             RunTerms(max_epsilon, delta, source.private, tuple(node_keys)),
             data if held_out else None,
         )
-        if isinstance(data, ItemExamples):
-            with log_causes(not source.private):
-                data.refuse_unread(not self.budget.protects_data)
         self.model, self.loss, self.context = model, loss, context
         self.dataset, self.plan, self.randomness = trains, self.budget.plan, source
         self.trusted_mods = trusted_mods

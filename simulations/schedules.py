@@ -70,7 +70,7 @@ def effective_std(
     """Return sbar; gradients clipped at C have a variance of C^2 at most."""
     n, f = cfg.num_nodes, cfg.num_malicious_nodes
     kappa = 0.0 if f == 0 else rule.kappa(n, f)
-    if kappa is None or (f > 0 and rule.notion != "spectral"):
+    if kappa is None or (f > 0 and rule.kappa_kind != "spectral"):
         raise ValueError(
             f"schedule.effective_std=null needs a rule with a spectral kappa, got "
             f"{rule}; use aggregation=smea or give it"

@@ -45,10 +45,10 @@ def assert_close(
 
 def way_of(sums: ClippedGradients) -> str:
     """Name the way that the examples of the last new shape go through the model."""
-    *_, path = sums._paths.values()
-    if not isinstance(path, BatchedBackward):
+    *_, backward = sums._backwards.values()
+    if not isinstance(backward, BatchedBackward):
         return "alone"
-    return "plain" if path._plain else "vmap"
+    return "plain" if backward._plain else "vmap"
 
 
 class OwnForward(nn.Module):

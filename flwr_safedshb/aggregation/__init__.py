@@ -2,15 +2,10 @@
 
 from flwr_safedshb.aggregation.baselines import (
     Average,
+    CentredClipping,
     GeometricMedian,
     Krum,
     MultiKrum,
-)
-from flwr_safedshb.aggregation.clipped import (
-    ARC,
-    Bucketing,
-    CentredClipping,
-    StaticClipping,
 )
 from flwr_safedshb.aggregation.coordinatewise import (
     CoordinatewiseRule,
@@ -20,7 +15,12 @@ from flwr_safedshb.aggregation.coordinatewise import (
 from flwr_safedshb.aggregation.filter import CAF, Filter
 from flwr_safedshb.aggregation.gram import GramRule
 from flwr_safedshb.aggregation.mda import MDA
-from flwr_safedshb.aggregation.nnm import NNM
+from flwr_safedshb.aggregation.preaggregation import (
+    ARC,
+    NNM,
+    Bucketing,
+    StaticClipping,
+)
 from flwr_safedshb.aggregation.rule import Rule, Weighing
 from flwr_safedshb.aggregation.smea.rule import SMEA
 

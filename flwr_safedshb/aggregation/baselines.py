@@ -1,6 +1,7 @@
 """What users compare with: rules of other papers that need inner products only."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,13 +11,22 @@ from flwr_safedshb.aggregation.gram import (
     GramRule,
     check_gram,
     check_grams,
+    scale_by_power,
+    weighted_sum,
+)
+from flwr_safedshb.aggregation.rule import (
+    Clients,
+    FloatArray,
+    Floats,
+    Weighing,
+    check_positive,
+)
+from flwr_safedshb.aggregation.scatter import (
     nearest_sums,
     scatter_lambda,
     squared_distances,
     weighted_lambda,
-    weighted_sum,
 )
-from flwr_safedshb.aggregation.rule import Clients, FloatArray, Floats, Weighing
 from flwr_safedshb.theory import kappa_geometric_median, kappa_krum
 
 MEDIAN_STEPS = 3_000
@@ -76,17 +86,63 @@ class GeometricMedian(GramRule):
     def weigh(self, gram: FloatArray, f: int) -> Weighing:
         """Return the weights of the median as a convex combination."""
         gram = check_gram(gram, f)
-        (weights,) = _geometric_medians(gram[None])
+        (weights,) = _geometric_median_weights(gram[None])
         value = weighted_lambda(gram, weights)
         return Weighing(weights, subset=None, lambda_max=value)
 
     def weigh_many(self, grams: FloatArray, f: int) -> FloatArray:
         """Return the weights for each Gram matrix; they are found side by side."""
-        return _geometric_medians(check_grams(grams, f))
+        return _geometric_median_weights(check_grams(grams, f))
 
     def kappa(self, n: int, f: int) -> float:
         """Return 4 (1 + f/(n-2f))^2."""
         return kappa_geometric_median(n, f)
+
+
+@dataclass(frozen=True)
+class CentredClipping(GramRule):
+    """Let every vector pull the aggregate no farther than a radius.
+
+    Karimireddy, He and Jaggi, "Learning from History for Byzantine Robust
+    Optimization", ICML 2021. Theirs starts from the last aggregate; this one has no
+    memory and starts from the vector that has its n - f nearest around it most closely.
+
+    Parameters
+    ----------
+    radius : float
+        tau of the paper.
+    iterations : int
+    """
+
+    radius: float = 1.0
+    iterations: int = 10
+
+    def __post_init__(self) -> None:
+        check_positive("radius", self.radius)
+        if self.iterations < 1:
+            raise ValueError(f"iterations={self.iterations} must be at least 1")
+
+    def change_unit(self, exponent: int) -> Self:
+        """Return the rule for vectors in another unit: a radius stays above 0."""
+        radius = float(scale_by_power(self.radius, exponent))
+        return replace(self, radius=max(radius, np.finfo(float).tiny))
+
+    def weigh(self, gram: FloatArray, f: int) -> Weighing:
+        """Return the weights after all iterations."""
+        gram = check_gram(gram, f)
+        n, distances = len(gram), squared_distances(gram)
+        weights = np.zeros(n)
+        weights[np.argmin(nearest_sums(distances, n - f))] = 1.0
+        for _ in range(self.iterations):
+            # |x_i - v|^2 for v = sum_j w_j x_j. By inner products: among distances, a
+            # vector of norm 1e30 leaves no digit of the others.
+            products = gram @ weights
+            squares = np.diagonal(gram) - 2.0 * products + weights @ products
+            far = np.sqrt(np.maximum(squares, 0.0))
+            near = far <= self.radius
+            pulls = np.where(near, 1.0, self.radius / np.where(near, 1.0, far)) / n
+            weights = weights * (1.0 - pulls.sum()) + pulls
+        return Weighing(weights, None, weighted_lambda(gram, weights))
 
 
 def _krum_order(gram: FloatArray, f: int) -> NDArray[np.intp]:
@@ -103,14 +159,14 @@ def subset_mean(gram: FloatArray, subset: NDArray[np.intp]) -> Weighing:
     return Weighing(weights, subset, value)
 
 
-def _geometric_medians(grams: FloatArray) -> FloatArray:
+def _geometric_median_weights(grams: FloatArray) -> FloatArray:
     """Return weights, (g, n), of the geometric medians, from inner products, (g, n, n).
 
     By inner products and not by distances: among those, a vector of norm 1e30 leaves no
     digit of the others.
     """
     g, n = grams.shape[:2]
-    grams = _centred(grams)
+    grams = _centre_grams(grams)
     distances = squared_distances(grams)
     norms = np.diagonal(grams, axis1=1, axis2=2)
     # x_i is the median exactly if the unit vectors towards the others sum to no more
@@ -126,11 +182,11 @@ def _geometric_medians(grams: FloatArray) -> FloatArray:
     weights = np.empty((g, n))
     one = excess.min(axis=1) <= 0.0
     weights[one] = np.eye(n)[np.argmin(excess[one], axis=1)]
-    weights[~one] = _between(grams[~one])
+    weights[~one] = _iterate_medians(grams[~one])
     return weights
 
 
-def _centred(grams: FloatArray) -> FloatArray:
+def _centre_grams(grams: FloatArray) -> FloatArray:
     """Return Gram matrices, (g, n, n), about a vector where there is a common offset.
 
     What the offset took from the inner products is lost; but no step loses it once
@@ -146,7 +202,7 @@ def _centred(grams: FloatArray) -> FloatArray:
     return centred
 
 
-def _between(grams: FloatArray) -> FloatArray:
+def _iterate_medians(grams: FloatArray) -> FloatArray:
     """Return the weights, (g, n), of medians that are none of the vectors.
 
     Weiszfeld's step w -> T(w), whose only fixed point is the median, always converges,
@@ -160,7 +216,7 @@ def _between(grams: FloatArray) -> FloatArray:
     for _ in range(MEDIAN_STEPS):
         if not len(open_):
             break
-        moved, ahead, gaps = _steps(grams, weights)
+        moved, ahead, gaps = _median_steps(grams, weights)
         found[open_] = moved
         # The weight of a vector far away is tiny, and counts as much as any other.
         still = np.minimum(MEDIAN_TOLERANCE, RELATIVE_TOLERANCE * moved)
@@ -175,7 +231,7 @@ def _between(grams: FloatArray) -> FloatArray:
     return found
 
 
-def _steps(
+def _median_steps(
     grams: FloatArray, weights: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return Weiszfeld's step, (g, n), Newton's, and how far the weights are off, (g,).
@@ -198,12 +254,12 @@ def _steps(
         slopes *= weights[:, None, :] / squares[:, :, None]
         slopes -= moved[:, None, :] @ slopes
         slopes += np.eye(weights.shape[1])
-        ahead = weights * np.exp(_solved(slopes, gaps))
+        ahead = weights * np.exp(_solve_systems(slopes, gaps))
         ahead /= ahead.sum(axis=1, keepdims=True)
     return moved, ahead, np.abs(gaps).max(axis=1)
 
 
-def _solved(matrices: FloatArray, right: FloatArray) -> FloatArray:
+def _solve_systems(matrices: FloatArray, right: FloatArray) -> FloatArray:
     """Return the solutions of g systems, (g, n), by elimination; NaN where it fails."""
     n = right.shape[1]
     rows = np.concatenate((matrices, right[:, :, None]), axis=2)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flwr_safedshb.aggregation.gram import blocks, keep_finite
+from flwr_safedshb.aggregation.gram import apply_without_overflow, iterate_blocks
 from flwr_safedshb.aggregation.rule import Clients, FloatArray, Floats, Rule
 from flwr_safedshb.theory import kappa_median, kappa_trimmed_mean
 
@@ -27,11 +27,11 @@ class CoordinatewiseRule(Rule):
         """Reduce all coordinates, of the rows of `mixing` @ vectors where given."""
         result = [np.empty_like(layer, order="C") for layer in clients[0]]
         flat = [layer.reshape(-1) for layer in result]
-        for layer, span, block in blocks(clients):
+        for layer, span, block in iterate_blocks(clients):
             dtype = flat[layer].dtype
             if mixing is not None:
-                block = keep_finite(mixing.__matmul__, block, dtype)
-            flat[layer][span] = keep_finite(
+                block = apply_without_overflow(mixing.__matmul__, block, dtype)
+            flat[layer][span] = apply_without_overflow(
                 lambda rows: self.reduce(rows, f), block, dtype
             )
         return result

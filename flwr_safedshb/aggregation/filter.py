@@ -21,7 +21,7 @@ from flwr_safedshb.aggregation.gram import (
     scale_by_power,
     single_threaded,
 )
-from flwr_safedshb.aggregation.rule import FloatArray, Notion, Weighing
+from flwr_safedshb.aggregation.rule import FloatArray, KappaKind, Weighing
 from flwr_safedshb.theory import (
     filter_certificate,
     filter_eta,
@@ -85,7 +85,7 @@ class Filter(GramRule):
         if self.min_mass is not None and not 0.0 <= self.min_mass < np.inf:
             raise ValueError(f"min_mass={self.min_mass} must be finite and at least 0")
 
-    def scaled(self, exponent: int) -> Self:
+    def change_unit(self, exponent: int) -> Self:
         """Return the rule for vectors in another unit: a bound stays one, above 0."""
         if self.spectral_bound == 0.0:
             return self
@@ -93,7 +93,7 @@ class Filter(GramRule):
         return replace(self, spectral_bound=max(bound, np.finfo(float).tiny))
 
     @property
-    def notion(self) -> Notion:
+    def kappa_kind(self) -> KappaKind:
         """In units of `spectral_bound` where that is given."""
         return "spectral bound" if self.spectral_bound > 0.0 else "spectral"
 
@@ -113,17 +113,17 @@ class Filter(GramRule):
     def weigh(self, gram: FloatArray, f: int) -> Weighing:
         """Return the weights at the stop."""
         gram = check_gram(gram, f)
-        c, least, lowest = self._shrink(gram[None], f)
-        return self._weighing(c[0], float(least[0]), float(lowest[0]), f)
+        c, least, lowest = self._shrink_weights(gram[None], f)
+        return self._certify(c[0], float(least[0]), float(lowest[0]), f)
 
     @single_threaded
     def weigh_many(self, grams: FloatArray, f: int) -> FloatArray:
         """Return the weights for each Gram matrix; they are found side by side."""
-        c, _, _ = self._shrink(check_grams(grams, f), f)
+        c, _, _ = self._shrink_weights(check_grams(grams, f), f)
         weights: FloatArray = c / c.sum(axis=1, keepdims=True)
         return weights
 
-    def _shrink(
+    def _shrink_weights(
         self, grams: FloatArray, f: int
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Shrink the weights for each of g Gram matrices, (g, n, n), to the stop.
@@ -140,16 +140,16 @@ class Filter(GramRule):
         g, n = grams.shape[:2]
         min_mass = n - 2.0 * f if self.min_mass is None else self.min_mass
         stop = filter_eta(n, f) * self.spectral_bound
-        shared = self._least_share(n, f)
+        required = self._required_overlap(n, f)
         best, least, lowest = np.ones((g, n)), np.full(g, np.inf), np.full(g, np.inf)
         # Those that have not stopped, and their weights.
         open_, c, start = np.arange(g), np.ones((g, n)), None
         # Every turn takes at least one weight to zero.
         while len(open_):
-            values, projections, start = _tops(grams, c, start)
+            values, projections, start = _top_eigenpairs(grams, c, start)
             better = values < least[open_]
-            if shared:
-                better &= least_shares(c, f) >= shared
+            if required:
+                better &= min_overlap(c, f) >= required
             least[open_[better]], best[open_[better]] = values[better], c[better]
             massive = (c.sum(axis=1) > n - 2.0 * f) | (f == 0)
             lowest[open_[massive]] = np.minimum(lowest[open_], values)[massive]
@@ -172,12 +172,12 @@ class Filter(GramRule):
             start = None if start is None else start[on]
         return best, least, lowest
 
-    def _least_share(self, n: int, f: int) -> float:
+    def _required_overlap(self, n: int, f: int) -> float:
         """Return what a mean must share with every S in order to count."""
         agnostic = self.min_mass is None and self.spectral_bound == 0.0
         return ((n - 2 * f) / (n - f)) ** 3 if agnostic and 3 * f >= n else 0.0
 
-    def _weighing(self, c: FloatArray, value: float, lowest: float, f: int) -> Weighing:
+    def _certify(self, c: FloatArray, value: float, lowest: float, f: int) -> Weighing:
         n = len(c)
         if self.spectral_bound > 0.0:
             # With a valid bound its own stop comes first: past it nothing is proven.
@@ -200,7 +200,7 @@ class CAF(GramRule):
     default, and the same is proven.
     """
 
-    notion: ClassVar[Notion] = "spectral"
+    kappa_kind: ClassVar[KappaKind] = "spectral"
 
     def kappa(self, n: int, f: int) -> float | None:
         """Return the constant of `Filter` without a bound; None for f >= n/3."""
@@ -212,7 +212,7 @@ class CAF(GramRule):
         return Filter(min_mass=len(gram) - 2.0 * f).weigh(gram, f)
 
 
-def least_shares(c: FloatArray, f: int) -> FloatArray:
+def min_overlap(c: FloatArray, f: int) -> FloatArray:
     """Return what weights share, at least, with equal ones on any n - f vectors.
 
     That is the smallest sum over S of min(c_i / sum(c), 1/(n-f)): without the f largest
@@ -234,7 +234,7 @@ def least_shares(c: FloatArray, f: int) -> FloatArray:
     return least
 
 
-def _tops(
+def _top_eigenpairs(
     grams: FloatArray, c: FloatArray, starts: FloatArray | None
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return the tops of the covariances of vectors with weights c, (g, n).
@@ -254,18 +254,18 @@ def _tops(
     if n > DENSE:
         # The roots themselves are an eigenvector of eigenvalue 0: start elsewhere.
         starts = roots * np.cos(np.arange(n)) if starts is None else starts
-        pairs = [*map(_iterated, grams, share, roots, starts)]
+        pairs = [*map(_iterate_lanczos, grams, share, roots, starts)]
         values = np.array([value for value, _ in pairs])
         vectors = np.array([vector for _, vector in pairs])
     else:
-        values, vectors = _decomposed(grams, share, roots)
+        values, vectors = _decompose(grams, share, roots)
     diagonals = np.diagonal(grams, axis1=1, axis2=2)
     round_off = 8 * n * np.finfo(float).eps * (share * diagonals).sum(axis=1)
     values = np.where(values > round_off, values, 0.0)
-    return values, _about_mean(grams, share, roots * vectors), vectors
+    return values, _apply_centred(grams, share, roots * vectors), vectors
 
 
-def _decomposed(
+def _decompose(
     grams: FloatArray, share: FloatArray, roots: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Return the top eigenvalues, (g,), and eigenvectors, (g, n)."""
@@ -276,27 +276,27 @@ def _decomposed(
     return values[:, -1], vectors[:, :, -1]
 
 
-def _iterated(
+def _iterate_lanczos(
     gram: FloatArray, share: FloatArray, roots: FloatArray, start: FloatArray
 ) -> tuple[float, FloatArray]:
     """Return the same for one large matrix, whose centred form is never made."""
     size = len(gram)
 
-    def product(x: FloatArray) -> FloatArray:
-        moved: FloatArray = roots * _about_mean(gram, share, roots * x)
+    def apply_operator(x: FloatArray) -> FloatArray:
+        moved: FloatArray = roots * _apply_centred(gram, share, roots * x)
         return moved
 
-    operator = LinearOperator((size, size), matvec=product, dtype=float)
+    operator = LinearOperator((size, size), matvec=apply_operator, dtype=float)
     # The generator is for restarts only: fixed, so that equal input stays equal.
     fixed = np.random.default_rng(0)
     with suppress(ArpackError):
         values, vectors = eigsh(operator, k=1, which="LA", v0=start, rng=fixed)
         return float(values[-1]), vectors[:, -1]
-    values, vectors = _decomposed(gram[None], share[None], roots[None])
+    values, vectors = _decompose(gram[None], share[None], roots[None])
     return float(values[0]), vectors[0]
 
 
-def _about_mean(grams: FloatArray, share: FloatArray, x: FloatArray) -> FloatArray:
+def _apply_centred(grams: FloatArray, share: FloatArray, x: FloatArray) -> FloatArray:
     """Return the centred Gram matrices times x, (..., n), without forming them."""
     moved = (grams @ (x - share * x.sum(axis=-1, keepdims=True))[..., None])[..., 0]
     about: FloatArray = moved - (share * moved).sum(axis=-1, keepdims=True)

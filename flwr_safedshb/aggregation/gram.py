@@ -3,8 +3,7 @@
 A robust rule needs inner products only, so the server never stacks the replies: every
 client stays a list of layers, and both passes below hold one block of `BLOCK_BYTES` at
 a time. Products are accumulated in float64 on the raw vectors, so that one huge vector
-cannot blur the products of the others. What rules ask of the result, distances and the
-eigenvalues of a scatter, is here, too.
+cannot blur the products of the others.
 """
 
 import math
@@ -26,11 +25,11 @@ from flwr_safedshb.aggregation.rule import (
     Rule,
     Weighing,
 )
+from flwr_safedshb.aggregation.scatter import squared_distances
 from flwr_safedshb.theory import check_num_malicious
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Subset = NDArray[np.intp]
 
 # One float64 block of all clients: small enough for a core's cache, large enough that
 # call overheads do not show. With many clients it is n wide, so that adding to the
@@ -43,11 +42,7 @@ CANCELLATION = 1e4
 SMALLEST, LARGEST, LONGEST = 2.0**-400, 2.0**400, 2.0**480
 # What an inner product may be: sums of some of them must stay numbers.
 LARGEST_PRODUCT = 1e300
-# Two subsets whose eigenvalues differ by less than this factor are a tie.
-RESOLUTION = 1e-9
-# Up to so many points they are centred by one product.
-_FEW = 8
-# Vectors of which all that is done with their Gram matrix takes no time.
+# Gram matrices of up to so many vectors are decomposed faster than threads are limited.
 _TINY = 16
 
 
@@ -67,8 +62,8 @@ class GramRule(Rule):
     ) -> tuple[list[Floats], Weighing | None]:
         """Aggregate by Gram matrix, weights, weighted sum."""
         clients, exponent = scale_into_range(clients, f)
-        rule = self.scaled(-exponent) if exponent else self
-        weighing = rule.weigh(careful_gram(clients, f), f)
+        rule = self.change_unit(-exponent) if exponent else self
+        weighing = rule.weigh(centred_gram_matrix(clients, f), f)
         layers = weighted_sum(clients, weighing.weights)
         if exponent:
             layers = [scale_by_power(layer, exponent) for layer in layers]
@@ -80,10 +75,10 @@ class GramRule(Rule):
             )
         return layers, weighing
 
-    def scaled(self, exponent: int) -> Self:
+    def change_unit(self, exponent: int) -> Self:
         """Return the rule for vectors multiplied by 2^exponent.
 
-        Most rules do not see the unit; one with a scale of its own has to follow it.
+        Most rules are scale-free; one with a scale of its own has to follow the unit.
         """
         return self
 
@@ -94,10 +89,9 @@ def _controller() -> ThreadpoolController:
 
 
 def single_threaded(function: Callable[P, R]) -> Callable[P, R]:
-    """Run a method of a Gram matrix on one BLAS thread.
+    """Run a method on a Gram matrix on one BLAS thread.
 
-    Small eigenproblems are far slower on two. Tiny ones are on one anyway, and to see
-    to it would cost them more than they take.
+    Small eigenproblems are up to 30 times slower on two. Tiny ones run on one anyway.
     """
 
     @wraps(function)
@@ -111,7 +105,7 @@ def single_threaded(function: Callable[P, R]) -> Callable[P, R]:
     return limited
 
 
-def blocks(clients: Clients) -> Iterator[tuple[int, slice, FloatArray]]:
+def iterate_blocks(clients: Clients) -> Iterator[tuple[int, slice, FloatArray]]:
     """Yield float64 blocks of the same coordinates of every client.
 
     Yields
@@ -135,7 +129,7 @@ def blocks(clients: Clients) -> Iterator[tuple[int, slice, FloatArray]]:
             yield layer, span, block
 
 
-def gram(clients: Clients, centre: int | None = None) -> FloatArray:
+def gram_matrix(clients: Clients, centre: int | None = None) -> FloatArray:
     """Return the inner products of the clients' vectors.
 
     Parameters
@@ -150,58 +144,11 @@ def gram(clients: Clients, centre: int | None = None) -> FloatArray:
     (n, n) float64 array
     """
     total = np.zeros((len(clients), len(clients)))
-    for _, _, block in blocks(clients):
+    for _, _, block in iterate_blocks(clients):
         if centre is not None:
             block -= block[centre].copy()
         total += block @ block.T
     return total
-
-
-def squared_distances(gram: FloatArray) -> FloatArray:
-    """Return squared distances between the vectors of Gram matrices, (..., n, n).
-
-    What is below the round-off of the Gram matrix itself is returned as zero, so that
-    equal vectors are seen to be equal.
-    """
-    squares = np.diagonal(gram, axis1=-2, axis2=-1)
-    sums = squares[..., :, None] + squares[..., None, :]
-    distances = sums - (gram + np.swapaxes(gram, -2, -1))
-    distances[distances <= 8 * np.finfo(float).eps * sums] = 0.0
-    distances[..., np.arange(gram.shape[-1]), np.arange(gram.shape[-1])] = 0.0
-    return distances
-
-
-def nearest_sums(distances: FloatArray, m: int) -> FloatArray:
-    """Return for each vector the sum of its m smallest squared distances, (..., n).
-
-    Its distance to itself, zero, is one of them.
-    """
-    sums: FloatArray = np.partition(distances, m - 1, axis=-1)[..., :m].sum(axis=-1)
-    return sums
-
-
-def outermost_first(gram: FloatArray, m: int) -> tuple[FloatArray, NDArray[np.intp]]:
-    """Return squared distances and the order of the vectors that they are in.
-
-    By distances to their m nearest, largest first: what is obviously hostile comes
-    first. A function of the vectors, not of their order, ties aside.
-
-    Parameters
-    ----------
-    gram : (..., n, n) array
-
-    Returns
-    -------
-    distances : (..., n, n) array
-    order : (..., n) array
-    """
-    distances = squared_distances(gram)
-    order = np.argsort(-nearest_sums(distances, m), axis=-1, kind="stable")
-    n = gram.shape[-1]
-    flat, places = distances.reshape(-1, n, n), order.reshape(-1, n)
-    rows = np.arange(len(flat))[:, None, None]
-    ordered = flat[rows, places[:, :, None], places[:, None, :]]
-    return ordered.reshape(gram.shape), order
 
 
 def weighted_sum(clients: Clients, weights: FloatArray) -> list[NDArray[np.floating]]:
@@ -215,19 +162,19 @@ def weighted_sum(clients: Clients, weights: FloatArray) -> list[NDArray[np.float
         return [np.zeros_like(layer) for layer in clients[0]]
     result = [np.empty_like(layer, order="C") for layer in clients[0]]
     flat = [layer.reshape(-1) for layer in result]
-    for layer, span, block in blocks(chosen):
-        flat[layer][span] = keep_finite(
+    for layer, span, block in iterate_blocks(chosen):
+        flat[layer][span] = apply_without_overflow(
             weights[used].__matmul__, block, flat[layer].dtype
         )
     return result
 
 
-def keep_finite(
+def apply_without_overflow(
     function: Callable[[FloatArray], FloatArray],
     block: FloatArray,
     dtype: np.dtype[np.floating],
 ) -> FloatArray:
-    """Apply a function that averages the rows of a block, without overflow on the way.
+    """Apply a function that averages the rows of a block, (n, k), without overflow.
 
     Values above 2^1000, which no `dtype` below float64 has, are scaled down before it.
     """
@@ -254,7 +201,7 @@ def scale_into_range(clients: Clients, f: int) -> tuple[Clients, int]:
     """
     if all(layer.dtype.itemsize < 8 for client in clients for layer in client):
         return clients, 0
-    sizes = np.array([largest_value(client) for client in clients])
+    sizes = np.array([max_abs_value(client) for client in clients])
     typical = float(np.partition(sizes, len(sizes) - f - 1)[len(sizes) - f - 1])
     typical = typical or float(sizes.max())
     ordinary = typical == 0.0 or SMALLEST <= typical <= LARGEST
@@ -268,15 +215,15 @@ def scale_into_range(clients: Clients, f: int) -> tuple[Clients, int]:
     return scaled, exponent
 
 
-def largest_value(client: Layers) -> float:
+def max_abs_value(client: Layers) -> float:
     """Return the largest absolute value of a vector."""
     return max(
         float(max(layer.max(initial=0.0), -layer.min(initial=0.0))) for layer in client
     )
 
 
-def careful_gram(clients: Clients, f: int) -> FloatArray:
-    """Return the Gram matrix, centred until its inner products do not cancel.
+def centred_gram_matrix(clients: Clients, f: int) -> FloatArray:
+    """Return the Gram matrix, (n, n), centred until its inner products do not cancel.
 
     The centre is the client with n - f clients nearest around it: outliers cannot
     choose it, and the result is as good as raw up to a common translation, which no
@@ -284,7 +231,7 @@ def careful_gram(clients: Clients, f: int) -> FloatArray:
     between two clusters and that gap the spread of the larger one, the first centre may
     be in the smaller one.
     """
-    total = finite_gram(gram(clients))
+    total = check_finite_gram(gram_matrix(clients))
     while True:
         radii = np.partition(squared_distances(total), len(total) - f - 1, axis=1)
         radii = radii[:, len(total) - f - 1]
@@ -294,10 +241,10 @@ def careful_gram(clients: Clients, f: int) -> FloatArray:
         # a factor of CANCELLATION / 4 or more, and the loop ends.
         if total[centre, centre] <= CANCELLATION * radii[centre]:
             return total
-        total = finite_gram(gram(clients, centre))
+        total = check_finite_gram(gram_matrix(clients, centre))
 
 
-def finite_gram(gram: FloatArray) -> FloatArray:
+def check_finite_gram(gram: FloatArray) -> FloatArray:
     """Return the Gram matrix, or raise a ValueError if its distances are no numbers."""
     if not np.abs(gram).max(initial=0.0) <= LARGEST_PRODUCT:
         fits = np.abs(np.diag(gram)) <= LARGEST_PRODUCT
@@ -316,7 +263,7 @@ def check_gram(gram: FloatArray, f: int) -> FloatArray:
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
         raise ValueError(f"gram has shape {gram.shape}; give an (n, n) array")
     check_num_malicious(len(gram), f)
-    return finite_gram(gram)
+    return check_finite_gram(gram)
 
 
 def check_grams(grams: FloatArray, f: int) -> FloatArray:
@@ -326,53 +273,3 @@ def check_grams(grams: FloatArray, f: int) -> FloatArray:
     for gram in grams[:1]:
         check_gram(gram, f)
     return grams
-
-
-def scatter_gram(distances: FloatArray) -> FloatArray:
-    """Return the Gram matrix about the mean, (..., m, m), from squared distances.
-
-    Its eigenvalues are those of the scatter sum_i (x_i - mean)(x_i - mean)^T, zeros
-    aside.
-    """
-    m = distances.shape[-1]
-    if distances.ndim > 2 and m <= _FEW:
-        # Many small ones are centred by one product, six times faster than by sums.
-        flat = distances.reshape(-1, m * m) @ _centring(m)
-        return flat.reshape(distances.shape)
-    # Sums and divisions: numpy's mean takes twice as long for small matrices.
-    row = distances.sum(axis=-1, keepdims=True) / m
-    column = distances.sum(axis=-2, keepdims=True) / m
-    mean = row.sum(axis=-2, keepdims=True) / m
-    centred: FloatArray = -0.5 * (distances - row - column + mean)
-    return centred
-
-
-@cache
-def _centring(m: int) -> FloatArray:
-    """Return what centres squared distances of m points, (m m, m m), as rows."""
-    projection = np.eye(m) - 1.0 / m
-    return np.asarray(-0.5 * np.kron(projection, projection), dtype=np.float64)
-
-
-def scatter_lambda(distances: FloatArray, subset: Subset) -> float:
-    """Return the largest eigenvalue of the scatter of a subset."""
-    if len(subset) < 2:
-        return 0.0
-    block = distances[np.ix_(subset, subset)]
-    return max(0.0, float(np.linalg.eigvalsh(scatter_gram(block))[-1]))
-
-
-def weighted_lambda(gram: FloatArray, weights: FloatArray) -> float:
-    """Return the largest eigenvalue of the covariance under weights of sum 1.
-
-    By inner products: among distances, a vector of norm 1e30 and weight 1e-30 leaves
-    no digit of the others.
-    """
-    used = np.flatnonzero(weights)
-    share = weights[used]
-    block = gram[np.ix_(used, used)]
-    along = block @ share
-    centred = block - along[:, None] - along[None, :] + share @ along
-    roots = np.sqrt(share)
-    values = np.linalg.eigvalsh(roots[:, None] * centred * roots[None, :])
-    return max(0.0, float(values[-1]))

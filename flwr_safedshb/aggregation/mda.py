@@ -11,12 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation.baselines import subset_mean
-from flwr_safedshb.aggregation.gram import (
-    GramRule,
-    check_gram,
-    outermost_first,
-)
+from flwr_safedshb.aggregation.gram import GramRule, check_gram
 from flwr_safedshb.aggregation.rule import FloatArray, Weighing
+from flwr_safedshb.aggregation.scatter import sort_by_isolation
 
 
 @dataclass(frozen=True)
@@ -40,13 +37,13 @@ class MDA(GramRule):
         """Return equal weights on n - f vectors."""
         gram = check_gram(gram, f)
         n = len(gram)
-        ordered, order = outermost_first(gram, n - f)
+        ordered, order = sort_by_isolation(gram, n - f)
         thresholds = np.unique(ordered)
         low, high = 0, len(thresholds) - 1
         out: set[int] = set()
         while low < high:
             middle = (low + high) // 2
-            cover = _cover(ordered > thresholds[middle], f, self.max_nodes)
+            cover = _find_cover(ordered > thresholds[middle], f, self.max_nodes)
             if cover is None:
                 low = middle + 1
             else:
@@ -56,7 +53,7 @@ class MDA(GramRule):
         return subset_mean(gram, order[kept])
 
 
-def _cover(far: NDArray[np.bool_], size: int, max_nodes: int) -> set[int] | None:
+def _find_cover(far: NDArray[np.bool_], size: int, max_nodes: int) -> set[int] | None:
     """Return at most `size` vertices that touch every edge, or None.
 
     Parameters
@@ -73,14 +70,14 @@ def _cover(far: NDArray[np.bool_], size: int, max_nodes: int) -> set[int] | None
             return None
         alive, cover = stack.pop()
         left = size - cover.bit_count()
-        degrees = [(edges[j] & alive).bit_count() for j in _bits(alive)]
+        degrees = [(edges[j] & alive).bit_count() for j in _list_bits(alive)]
         most = max(degrees, default=0)
         if most == 0:
-            return set(_bits(cover))
+            return set(_list_bits(cover))
         # So many vertices of at most this degree touch no more edges than that.
         if 2 * left * most < sum(degrees):
             continue
-        pivot = _bits(alive)[degrees.index(most)]
+        pivot = _list_bits(alive)[degrees.index(most)]
         around = edges[pivot] & alive
         # Either all neighbours are in the cover, tried last, or the vertex is.
         if most <= left:
@@ -90,5 +87,5 @@ def _cover(far: NDArray[np.bool_], size: int, max_nodes: int) -> set[int] | None
     return None
 
 
-def _bits(mask: int) -> list[int]:
+def _list_bits(mask: int) -> list[int]:
     return [j for j in range(mask.bit_length()) if mask >> j & 1]

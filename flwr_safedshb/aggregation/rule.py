@@ -21,7 +21,7 @@ FloatArray = NDArray[np.float64]
 Floats = NDArray[np.floating]
 Layers = Sequence[Floats]
 Clients = Sequence[Layers]
-Notion = Literal["spectral", "variance", "spectral bound"]
+KappaKind = Literal["spectral", "variance", "spectral bound"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Weighing:
     lower_bound : float or None
         Proven lower bound on what the rule minimises, if it is lambda_max (SMEA).
     kappa : float or None
-        Certified constant of this very answer, in the rule's `notion`; infinity if
+        Certified constant of this very answer, in the rule's `kappa_kind`; infinity if
         nothing is proven for it.
     """
 
@@ -54,8 +54,8 @@ class Rule(ABC):
     """An aggregation rule."""
 
     @property
-    def notion(self) -> Notion:
-        """In which sense `kappa` holds: see `flwr_safedshb.theory`.
+    def kappa_kind(self) -> KappaKind:
+        """The spread that `kappa` multiplies: see `flwr_safedshb.theory`.
 
         "spectral bound" is Filter's, relative to the bound that it was given.
         """
@@ -90,14 +90,14 @@ class Rule(ABC):
         """Aggregate checked clients; see `check_vectors`."""
 
     def kappa(self, n: int, f: int) -> float | None:
-        """Return the proven constant of the rule in its `notion`, None without one."""
+        """Return the proven constant in the rule's `kappa_kind`, None without one."""
         check_num_malicious(n, f)
         return None
 
     def paper_kappa(self, n: int, f: int) -> float | None:
         """Return the constant that the paper (see `theory`) states, None without one.
 
-        In the same `notion`; ours, `kappa`, is never larger.
+        In the same `kappa_kind`; ours, `kappa`, is never larger.
         """
         check_num_malicious(n, f)
         return None
@@ -116,7 +116,7 @@ def check_vectors(vectors: Floats | Clients, f: int) -> Clients:
             )
         vectors = [[row] for row in vectors]
     check_num_malicious(len(vectors), f)
-    clients = [[_float_layer(layer) for layer in client] for client in vectors]
+    clients = [[_as_floats(layer) for layer in client] for client in vectors]
     shapes = [[layer.shape for layer in client] for client in clients]
     if not sum(layer.size for layer in clients[0]):
         raise ValueError("vectors[0] is empty; every client needs a coordinate or more")
@@ -127,7 +127,7 @@ def check_vectors(vectors: Floats | Clients, f: int) -> Clients:
                 f"{shapes[0]}; give every client the same layers"
             )
         for j, layer in enumerate(client):
-            if not _finite(layer):
+            if not _is_finite(layer):
                 raise ValueError(
                     f"vectors[{i}] holds NaN or infinity in layer {j}; exclude that "
                     "client and lower f by one"
@@ -141,7 +141,7 @@ def check_positive(name: str, value: float) -> None:
         raise ValueError(f"{name}={value} must be finite and above 0")
 
 
-def _float_layer(layer: NDArray[np.generic]) -> Floats:
+def _as_floats(layer: NDArray[np.generic]) -> Floats:
     array = np.asarray(layer)
     if np.issubdtype(array.dtype, np.floating):
         return array
@@ -150,7 +150,7 @@ def _float_layer(layer: NDArray[np.generic]) -> Floats:
     raise ValueError(f"layers of dtype {array.dtype}; give real numbers")
 
 
-def _finite(layer: Floats) -> bool:
+def _is_finite(layer: Floats) -> bool:
     # A sum of squares is finite only if every value is, and BLAS is fast at it; where
     # it is not, huge values may have overflowed, so look at each.
     flat = np.ravel(layer)

@@ -17,9 +17,9 @@ from flwr_safedshb.privacy.accounting import ranges
 from flwr_safedshb.privacy.datasets import Examples
 from flwr_safedshb.privacy.evaluation import (
     Counts,
+    IsCorrect,
     Question,
-    Right,
-    is_right,
+    is_correct,
     private_counts,
 )
 from flwr_safedshb.privacy.losses import Loss
@@ -53,7 +53,7 @@ class PrivateEvaluation:
     noise_multiplier: float
     held_out: int = 0
     num_classes: int | None = None
-    right: Right = field(default=is_right)
+    right: IsCorrect = field(default=is_correct)
 
     def __post_init__(self) -> None:
         noise = self.noise_multiplier

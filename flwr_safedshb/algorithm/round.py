@@ -206,7 +206,7 @@ def _rule_metrics(
         metrics["left-out"] = sorted(nodes[int(i)] for i in left_out)
     if kappa is not None and kappa < np.inf:
         metrics["kappa"] = float(kappa)
-        if rule.notion == "variance":
+        if rule.kappa_kind == "variance":
             metrics["kappa-spectral"] = kappa_spectral(kappa, len(nodes), f)
     paper = rule.paper_kappa(len(nodes), f)
     if paper is not None:

@@ -38,7 +38,7 @@ def split_examples(examples: Examples, held_out: int) -> tuple[Examples, Example
         )
     aside = _draw_held_out(size, held_out)
     others = np.setdiff1d(np.arange(size), aside)
-    return examples.subset(others), examples.subset(aside)
+    return examples.select(others), examples.select(aside)
 
 
 def _draw_held_out(size: int, held_out: int) -> NDArray[np.int64]:

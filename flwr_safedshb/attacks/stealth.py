@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flwr_safedshb.aggregation.gram import squared_distances
 from flwr_safedshb.aggregation.rule import FloatArray
+from flwr_safedshb.aggregation.scatter import squared_distances
 from flwr_safedshb.attacks.base import Aggregate, Attack
 
 

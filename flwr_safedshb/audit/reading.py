@@ -8,8 +8,7 @@ from torch.utils.data import Dataset
 
 from flwr_safedshb.audit.candidate import Form
 from flwr_safedshb.audit.target_model import Batch
-from flwr_safedshb.privacy.datasets import ArrayExamples, DrawnBatch
-from flwr_safedshb.privacy.map_dataset import ItemExamples
+from flwr_safedshb.privacy.datasets import ArrayExamples, DrawnBatch, ItemExamples
 
 
 class _Readable(Dataset[object]):
@@ -41,8 +40,8 @@ def read_batch(form: Form, batch: Batch, usable: torch.Tensor) -> DrawnBatch:
     inputs, targets = batch
     every = np.arange(len(targets))
     if form == "arrays":
-        return ArrayExamples(inputs, targets).batch(every, usable.numpy())
+        return ArrayExamples(inputs, targets).read_batch(every, usable.numpy())
     if form == "items":
         like = torch.zeros_like(inputs[0]), torch.zeros_like(targets[0])
-        return ItemExamples(_Readable(batch, usable), like=like).batch(every, None)
+        return ItemExamples(_Readable(batch, usable), like=like).read_batch(every)
     return inputs.clone(), targets.clone(), usable

@@ -39,12 +39,12 @@ from flwr_safedshb.audit.reading import read_batch
 from flwr_safedshb.audit.rounding_slack import Hidden
 from flwr_safedshb.audit.target_model import Batch, Subject
 from flwr_safedshb.privacy.bad_examples import silence_log
+from flwr_safedshb.privacy.batches import Example
 from flwr_safedshb.privacy.clipping.gradients import (
     ClippedGradients,
     Loss,
     UnsupportedModelError,
 )
-from flwr_safedshb.privacy.datasets import Example
 from flwr_safedshb.privacy.plan import Clipping
 from flwr_safedshb.stop_signal import reraise_stop
 
@@ -58,7 +58,7 @@ CLIPS = (1.0, 0.1, 1000.0)
 class Clipper(Protocol):
     """What is under attack; `ClippedGradients` is one."""
 
-    def consume(
+    def consume_batch(
         self, batch: Example, groups: int = 1, usable: torch.Tensor | None = None, /
     ) -> torch.Tensor:
         """Return the sum of each group's clipped gradients, (groups, d)."""
@@ -72,7 +72,7 @@ MakeClipper = Callable[[nn.Module, Loss, float, Clipping], Clipper]
 class Narrow(ClippedGradients):
     """Sums small models in float32, as large ones are summed."""
 
-    most_wide = 0
+    max_float64_size = 0
 
 
 @dataclass
@@ -284,7 +284,9 @@ class _Bench:
         torch.manual_seed(trial.seed)  # the same dropout for the same places
         *read, counted = read_batch(trial.form, batch, usable)
         # Clippers may give back memory that the next call writes to.
-        return self._clipper.consume((read[0], read[1]), trial.groups, counted).clone()
+        return self._clipper.consume_batch(
+            (read[0], read[1]), trial.groups, counted
+        ).clone()
 
 
 def _named(error: BaseException) -> str:

@@ -23,8 +23,7 @@ from torch.utils.data import Dataset
 
 from flwr_safedshb.privacy.bad_examples import silence_log
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.datasets import ArrayExamples, Examples
-from flwr_safedshb.privacy.map_dataset import ItemExamples
+from flwr_safedshb.privacy.datasets import ArrayExamples, Examples, ItemExamples
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.private_gradient import BatchSource, private_vector
 from flwr_safedshb.privacy.randomness.noise import SecureRandomness
@@ -169,7 +168,7 @@ class _Step:
         self.seconds: list[float] = []
         self.computed: list[float] = []
         self.run()
-        self.path = self._gradients.path
+        self.path = self._gradients.isolation
         self.seconds.clear()
         self.computed.clear()
 

@@ -104,7 +104,7 @@ def found(n: int, f: int, d: int | None = None) -> Iterator[Row]:
     ]
     # Filter proves one thing with a bound and another without.
     for rule in (*rules, Filter(spectral_bound=1.0)):
-        kappa, notion = rule.kappa(n, f), rule.notion
+        kappa, notion = rule.kappa(n, f), rule.kappa_kind
         spectral = kappa if notion == "spectral" else None
         if kappa is not None and notion == "variance":
             spectral = kappa_spectral(kappa, n, f, d)

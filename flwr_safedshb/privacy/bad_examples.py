@@ -1,4 +1,4 @@
-"""What a node's log says of examples that cannot be used, and how much of it."""
+"""Examples that cannot be used: what is logged about them, and how long they take."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from flwr_safedshb.stop_signal import reraise_stop
 _logger = logging.getLogger(__name__)
 _shown: ContextVar[bool] = ContextVar("shown", default=False)
 _silent: ContextVar[bool] = ContextVar("silent", default=False)
-# Characters of an error's text.
-_LONG = 300
+
+
+def describe_cause(error: BaseException, max_text: int = 300) -> str:
+    """Return an error's type, and its text where `log_causes` allows it.
+
+    The text may quote the data.
+    """
+    text = f": {' '.join(str(error).split())[:max_text]}" if _shown.get() else ""
+    return type(error).__name__ + text
 
 
 def log_unusable(count: int, error: BaseException) -> None:
-    """Write to this node's log that examples count as zero, and why.
-
-    The text of an error may quote the data: it is there for those who look closer, and
-    where causes are shown.
-    """
-    if _silent.get():
-        return
-    what = type(error).__name__
-    if _shown.get():
-        what += f": {' '.join(str(error).split())[:_LONG]}"
-    _logger.warning("%d examples cannot be used and count as zero: %s", count, what)
-    _logger.debug("Why they cannot be used", exc_info=error)
+    """Log on this node that examples count as zero, and why."""
+    if not _silent.get():
+        why = describe_cause(error)
+        _logger.warning("%d examples cannot be used and count as zero: %s", count, why)
+        _logger.debug("Why they cannot be used", exc_info=error)
 
 
 class TimePadding:
-    """Keep a loop over examples from ending sooner because some of them fail.
+    """Make a loop over examples take as long as if none of them failed.
 
-    How long a node takes is seen by the server. An example that raises stops early, so
-    its share of the time is waited for at the end.
+    The server sees how long a node takes, and an example that raises ends early. The
+    missing time is waited for after the loop.
 
     Parameters
     ----------
     usual : float
-        Seconds of an example, as made-up ones took; until an example has not failed.
+        Seconds of a made-up example; used where all examples fail.
     """
 
     def __init__(self, usual: float = 0.0) -> None:
@@ -53,7 +53,7 @@ class TimePadding:
 
     @contextmanager
     def example(self) -> Iterator[None]:
-        """Run what an example takes; log what it raises, and go on."""
+        """Time the work on one example; log what it raises, and go on."""
         start = time.perf_counter()
         try:
             yield
@@ -65,7 +65,7 @@ class TimePadding:
             self._taken.append(time.perf_counter() - start)
 
     def wait(self) -> None:
-        """Wait for the time that failed examples would have taken."""
+        """Sleep for the time that failed examples did not take."""
         usual = statistics.median(self._taken) if self._taken else self._usual
         missing = sum(max(0.0, usual - taken) for taken in self._failed)
         if missing:
@@ -74,10 +74,9 @@ class TimePadding:
 
 @contextmanager
 def log_causes(shown: bool = True) -> Iterator[None]:
-    """Let logs have the texts of errors, which may quote the data.
+    """Allow the texts of errors in logs, which may quote the data.
 
-    For the data's owner, and for simulations: their noise comes from a seed, and
-    protects nobody.
+    For the data's owner, and for simulations, whose seeded noise protects nobody.
     """
     before = _shown.set(shown or _shown.get())
     try:
@@ -88,7 +87,7 @@ def log_causes(shown: bool = True) -> Iterator[None]:
 
 @contextmanager
 def ignore_failure() -> Iterator[None]:
-    """Ignore what made-up examples raise, and log nothing of it."""
+    """Ignore what made-up examples raise, without a log line."""
     with silence_log():
         try:
             yield
@@ -98,7 +97,7 @@ def ignore_failure() -> Iterator[None]:
 
 @contextmanager
 def silence_log() -> Iterator[None]:
-    """Log nothing about examples: they are made up to fail."""
+    """Log nothing about unusable examples, because they are made up to fail."""
     before = _silent.set(True)
     try:
         yield
@@ -108,6 +107,6 @@ def silence_log() -> Iterator[None]:
 
 @contextmanager
 def ignore_warnings() -> Iterator[None]:
-    """Keep warnings back, which may quote the data, and come as often as these say."""
+    """Suppress warnings: their texts and their number may depend on the data."""
     with warnings.catch_warnings(action="ignore"):
         yield

@@ -1,83 +1,102 @@
-"""A client's examples: whole arrays, or items of any kind, as batches of them.
+"""A client's examples: the rows of arrays, or the items of a dataset of any kind.
 
-A batch is a tensor with examples on the first axis, or a nest of such tensors: dicts,
-lists and tuples, as `torch.vmap` takes them.
+Items may be pairs or dicts (Hugging Face, flwr-datasets), their parts tensors, numbers,
+numpy arrays, lists of numbers, or nests of these. All items must have one form: the
+same parts, shapes and types. No item may decide which form that is, because then one
+example would decide whether the others count. So an app declares the form by `like`, a
+made-up example. Without it the first readable item decides, which only a simulation
+may do.
 """
 
 from __future__ import annotations
 
+import copy
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Callable, Mapping, Sequence, Sized
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from flwr_safedshb.privacy.bad_examples import log_unusable
+from flwr_safedshb.privacy.bad_examples import (
+    TimePadding,
+    describe_cause,
+    ignore_warnings,
+    log_unusable,
+)
+from flwr_safedshb.privacy.batches import (
+    Batch,
+    Example,
+    Spec,
+    concat_batches,
+    describe_batch,
+    describe_value,
+    get_spec,
+    index_batch,
+    map_tensors,
+    tensors_of,
+    to_tensors,
+)
+from flwr_safedshb.privacy.batches import DatasetError as DatasetError
+from flwr_safedshb.privacy.randomness.streams import separate_streams
+from flwr_safedshb.stop_signal import reraise_stop
 
-Batch: TypeAlias = "torch.Tensor | Sequence[Batch] | Mapping[str, Batch]"
-# How a nest is built; of every tensor the shape, without the first axis, and type.
-Spec: TypeAlias = tuple[object, ...]
-Example = tuple[Batch, Batch]
-# Inputs, targets, and which of them count, if not all.
+# Inputs, targets, and which of them count; None if all do.
 DrawnBatch = tuple[Batch, Batch, torch.Tensor | None]
 # From an item to its input and its target.
 Unpack = Callable[[Any], tuple[Any, Any]]
 
-UNREAL = "values that are not finite; fill them in, or leave these examples out"
-# What numpy makes an array of numbers of, if it holds nothing else.
-_PLAIN = (bool, int, float, np.generic, np.ndarray, tuple, list)
-# Keys of a dict that an error quotes.
-_TOLD = 8
+_logger = logging.getLogger(__name__)
+_NOT_FINITE = "values that are not finite; fill them in, or leave these examples out"
+# Items that are tried to find a readable one.
+_MAX_TRIED = 16
+# Characters of another error's text.
+_MAX_TEXT = 100
 _finite_rows = WeakTensorKeyDictionary()
-
-
-class DatasetError(ValueError):
-    """Input and target of the examples cannot be told; says what they are instead."""
 
 
 class Examples(ABC):
     """Private examples: pairs of an input and a target.
 
-    Their number, and the shape and type of one, are taken to be public.
+    Their number, and the form of one, are taken to be public.
 
     Attributes
     ----------
     size : int
-    like : (inputs, targets), or None
-        A batch with the shape and type that examples have; None if none can be read.
+    like : (inputs, targets)
+        A batch of the shapes and types that examples have.
     declared : bool
         Whether `like` depends on no example, as privacy needs.
     """
 
     size: int
-    like: Example | None
+    like: Example
     declared: bool = True
 
     def refuse_undeclared(self) -> None:  # noqa: B027  # arrays declare themselves
-        """Raise a `DatasetError` if an example decided what all must look like."""
+        """Raise a `DatasetError` if an example decided the form of all."""
 
     @abstractmethod
-    def batch(
-        self, chosen: NDArray[np.int64], taken: NDArray[np.bool_] | None
+    def read_batch(
+        self, chosen: NDArray[np.int64], taken: NDArray[np.bool_] | None = None
     ) -> DrawnBatch:
-        """Return chosen examples, and which of them count: those that are `taken`.
+        """Return chosen examples, and which count: those `taken` that can be used.
 
-        One that cannot be read, or that is unlike the others in shape or type, keeps
-        its place, which another then fills.
+        An example that cannot be read, or has another form than the others, keeps its
+        place, and something of the right form stands there.
         """
 
     @abstractmethod
-    def one(self, index: int) -> Example | None:
-        """Return an example as a batch of one; None if it cannot be read."""
+    def read_one(self, index: int) -> Example | None:
+        """Return an example as a batch of one; None if it cannot be used."""
 
     @abstractmethod
-    def subset(self, which: NDArray[np.int64]) -> Examples:
-        """Return the examples at these places."""
+    def select(self, which: NDArray[np.int64]) -> Examples:
+        """Return the examples at some indices."""
 
 
 class ArrayExamples(Examples):
@@ -88,7 +107,7 @@ class ArrayExamples(Examples):
     """
 
     def __init__(self, inputs: Batch, targets: Batch) -> None:
-        self.like: Example = inputs, targets
+        self.like = inputs, targets
         self.tensors = tensors_of(inputs, targets)
         sizes = {len(tensor) if tensor.dim() else 0 for tensor in self.tensors}
         if len(sizes) != 1:
@@ -99,31 +118,191 @@ class ArrayExamples(Examples):
         (self.size,) = sizes
         self._usable = _find_usable_rows(self.tensors)
 
-    def batch(
-        self, chosen: NDArray[np.int64], taken: NDArray[np.bool_] | None
+    def read_batch(
+        self, chosen: NDArray[np.int64], taken: NDArray[np.bool_] | None = None
     ) -> DrawnBatch:
-        """Return chosen examples, and which count: those taken that can be used."""
+        """Return chosen examples, and which count: those `taken` that can be used."""
         if self._usable is not None:
             good = self._usable[chosen]
             # What stands in an empty place must cost the time of any other.
             chosen = np.where(good, chosen, self._usable.argmax())
             taken = good if taken is None else taken & good
-        inputs, targets = self._rows(torch.from_numpy(chosen))
+        inputs, targets = self._index(torch.from_numpy(chosen))
         return inputs, targets, None if taken is None else torch.from_numpy(taken)
 
-    def one(self, index: int) -> Example | None:
+    def read_one(self, index: int) -> Example | None:
         """Return an example as a batch of one; None if it cannot be used."""
         if self._usable is not None and not self._usable[index]:
             return None
-        return self._rows(slice(index, index + 1))
+        return self._index(slice(index, index + 1))
 
-    def subset(self, which: NDArray[np.int64]) -> ArrayExamples:
-        """Return the examples at these places."""
-        return ArrayExamples(*self._rows(torch.from_numpy(which)))
+    def select(self, which: NDArray[np.int64]) -> ArrayExamples:
+        """Return the examples at some indices."""
+        return ArrayExamples(*self._index(torch.from_numpy(which)))
 
-    def _rows(self, which: torch.Tensor | slice) -> Example:
+    def _index(self, which: torch.Tensor | slice) -> Example:
         inputs, targets = self.like
         return index_batch(inputs, which), index_batch(targets, which)
+
+
+def _find_usable_rows(tensors: Sequence[torch.Tensor]) -> NDArray[np.bool_] | None:
+    """Return which rows hold finite values only, (m,); None if all do.
+
+    The answer is cached for each tensor, because apps pass the same arrays with every
+    message; how many rows are unusable is logged the first time.
+    """
+    new = [tensor for tensor in tensors if tensor not in _finite_rows]
+    for tensor in new:
+        finite = tensor.isfinite() if not tensor.sum().isfinite() else None
+        if finite is not None:
+            finite = finite.reshape(len(tensor), -1).all(dim=1).cpu()
+        _finite_rows[tensor] = None if finite is None or finite.all() else finite
+    found = [_finite_rows[t] for t in tensors if _finite_rows[t] is not None]
+    if not found:
+        return None
+    usable: NDArray[np.bool_] = torch.stack(found).all(dim=0).numpy()
+    if new:
+        log_unusable(int((~usable).sum()), ValueError(_NOT_FINITE))
+    return usable
+
+
+class ItemExamples(Examples):
+    """Examples as the items of a dataset, read one by one; see `make_examples`."""
+
+    def __init__(
+        self,
+        dataset: Dataset[object],
+        target: str | None = None,
+        unpack: Unpack | None = None,
+        like: tuple[object, object] | None = None,
+    ) -> None:
+        self._dataset, self._target, self._unpack = dataset, target, unpack
+        self.size = len(cast(Sized, dataset))
+        self.declared = like is not None
+        self._spec: Spec | None = None  # until the form is known
+        if like is None:
+            self.like = self._read_first()
+        elif isinstance(like, tuple | list) and len(like) == 2:
+            self.like = _make_example(like[0], like[1], " of like")
+        else:
+            raise DatasetError(
+                f"like is {describe_value(like)}; give (input, target), made up"
+            )
+        self._spec = get_spec(*self.like)
+
+    def read_batch(
+        self, chosen: NDArray[np.int64], taken: NDArray[np.bool_] | None = None
+    ) -> DrawnBatch:
+        """Return chosen examples, and which count: those `taken` that can be used."""
+        wanted = np.ones(len(chosen), bool) if taken is None else taken
+        read: list[Example | None] = [None] * len(chosen)
+        padding = TimePadding()
+        with ignore_warnings(), separate_streams(len(chosen)) as start_stream:
+            for place in np.flatnonzero(wanted).tolist():
+                start_stream(place)
+                with padding.example():
+                    read[place] = self._read(int(chosen[place]))
+            padding.wait()
+        pairs = [self.like if pair is None else pair for pair in read]
+        inputs = concat_batches([inputs for inputs, _ in pairs])
+        targets = concat_batches([targets for _, targets in pairs])
+        return inputs, targets, torch.tensor([pair is not None for pair in read])
+
+    def read_one(self, index: int) -> Example | None:
+        """Return an example as a batch of one; None if it cannot be used."""
+        try:
+            return self._read(index)
+        except BaseException as error:
+            reraise_stop(error)
+            log_unusable(1, error)
+            return None
+
+    def refuse_undeclared(self) -> None:
+        """Raise a `DatasetError` if an example decided the form of all."""
+        if self.declared:
+            return
+        _logger.error("A made-up example that fits is like=%s", _as_code(self.like))
+        raise DatasetError(
+            "no item of private data may decide the form of all items; give like=, a "
+            "made-up example such as (torch.zeros(1, 28, 28), 0); the log of this node "
+            "has one that fits"
+        )
+
+    def select(self, which: NDArray[np.int64]) -> ItemExamples:
+        """Return the examples at some indices, of the same form."""
+        part = copy.copy(self)
+        part._dataset = Subset(self._dataset, which.tolist())
+        part.size = len(which)
+        return part
+
+    def _read_first(self) -> Example:
+        """Return the first readable item, which decides the form of all."""
+        failure: BaseException | None = None
+        for index in range(min(self.size, _MAX_TRIED)):
+            try:
+                return self._read(index)
+            except DatasetError:
+                raise
+            except BaseException as error:  # of the dataset's own
+                reraise_stop(error)
+                failure = failure or error
+        if failure is None:
+            raise DatasetError("the dataset has no items")
+        raise DatasetError(
+            "none of the first items can be read: " + describe_cause(failure, _MAX_TEXT)
+        ) from failure
+
+    def _read(self, index: int) -> Example:
+        """Return an example; raise if it has another form than the others."""
+        example = _make_example(*self._split(self._dataset[index]))
+        if self._spec is not None and get_spec(*example) != self._spec:
+            raise DatasetError(
+                f"the item is {describe_batch(example)}, and others "
+                f"{describe_batch(self.like)}; give all items the same parts, types "
+                "and shapes, for example by padding"
+            )
+        # Such an example could only count as zero, without a word.
+        if not all(tensor.isfinite().all() for tensor in tensors_of(*example)):
+            raise ValueError(_NOT_FINITE)
+        return example
+
+    def _split(self, item: object) -> tuple[object, object]:
+        """Return the input and the target of an item."""
+        what = f"items are {describe_value(item)}"
+        if self._unpack is not None:
+            try:
+                pair = self._unpack(item)
+            except Exception as error:
+                cause = f"{type(error).__name__}: {str(error)[:_MAX_TEXT]}"
+                raise DatasetError(f"unpack fails: {cause}; {what}") from error
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise DatasetError(
+                    f"unpack returns {describe_value(pair)}; return (input, target)"
+                )
+            return pair[0], pair[1]
+        if isinstance(item, Mapping):
+            if self._target not in item:
+                named = "" if self._target is None else f", and none is {self._target}"
+                raise DatasetError(
+                    f"{what}{named}; name the target, as in "
+                    f"target={list(item)[-1]!r}, or give unpack="
+                )
+            rest = {key: item[key] for key in item if key != self._target}
+            if not rest:
+                raise DatasetError(f"{what}, with nothing beside the target")
+            inputs = next(iter(rest.values())) if len(rest) == 1 else rest
+            return inputs, item[self._target]
+        if self._target is not None:
+            raise DatasetError(
+                f"{what}, and target={self._target!r} is for dicts; leave it out, or "
+                "give unpack="
+            )
+        if isinstance(item, tuple | list) and len(item) == 2:
+            return item[0], item[1]
+        raise DatasetError(
+            f"{what}, and not pairs (input, target); say which is which, as in "
+            "unpack=lambda item: (item[0], item[1])"
+        )
 
 
 def make_examples(
@@ -132,7 +311,7 @@ def make_examples(
     unpack: Unpack | None = None,
     like: tuple[object, object] | None = None,
 ) -> Examples:
-    """Return data as people have them as examples.
+    """Wrap a dataset of any kind as `Examples`.
 
     Parameters
     ----------
@@ -148,7 +327,7 @@ def make_examples(
     Raises
     ------
     DatasetError
-        If the first items are something else; says what they are, and the remedy.
+        If the first items have another form; says which, and the remedy.
     """
     if isinstance(dataset, Examples):
         return dataset
@@ -156,7 +335,7 @@ def make_examples(
         raise DatasetError("give target or unpack, not both: unpack returns the target")
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2 and not unpack:
         dataset = dataset.tensors
-    if _is_pair(dataset):
+    if _is_pair_of_arrays(dataset):
         if target is not None or unpack is not None or like is not None:
             raise DatasetError(
                 "a pair (inputs, targets) takes no target, no unpack and no like"
@@ -170,41 +349,17 @@ def make_examples(
             "dataset is a DataLoader; give what it loads, loader.dataset: the plan "
             "draws the batches itself, because how they are drawn decides the privacy"
         )
-    by_number = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-    if not by_number or isinstance(dataset, IterableDataset | Mapping):
+    indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if not indexed or isinstance(dataset, IterableDataset | Mapping):
         raise DatasetError(
             f"dataset is a {type(dataset).__name__}, whose items have no numbers; give "
             "a list or Dataset of items, or a pair (inputs, targets) of arrays"
         )
-    # It builds on this file.
-    from flwr_safedshb.privacy.map_dataset import ItemExamples
-
     return ItemExamples(cast(Dataset[object], dataset), target, unpack, like)
 
 
-def _find_usable_rows(tensors: Sequence[torch.Tensor]) -> NDArray[np.bool_] | None:
-    """Return which rows of whole arrays have finite values only; None if all have.
-
-    It is looked at once, because apps hand in the same arrays with every message; and
-    the node's log says then how many have not.
-    """
-    new = [tensor for tensor in tensors if tensor not in _finite_rows]
-    for tensor in new:
-        finite = tensor.isfinite() if not tensor.sum().isfinite() else None
-        if finite is not None:
-            finite = finite.reshape(len(tensor), -1).all(dim=1).cpu()
-        _finite_rows[tensor] = None if finite is None or finite.all() else finite
-    found = [_finite_rows[t] for t in tensors if _finite_rows[t] is not None]
-    if not found:
-        return None
-    usable: NDArray[np.bool_] = torch.stack(found).all(dim=0).numpy()
-    if new:
-        log_unusable(int((~usable).sum()), ValueError(UNREAL))
-    return usable
-
-
-def _is_pair(dataset: object) -> bool:
-    """Say whether a dataset is inputs and targets, each as a whole."""
+def _is_pair_of_arrays(dataset: object) -> bool:
+    """Return whether a dataset is (inputs, targets), each with all examples."""
     if isinstance(dataset, tuple):
         return len(dataset) == 2
     arrays = torch.Tensor | np.ndarray
@@ -215,108 +370,28 @@ def _is_pair(dataset: object) -> bool:
     )
 
 
-def tensors_of(*batches: Batch) -> list[torch.Tensor]:
-    """Return the tensors of batches; a nest may hold other things beside them."""
-    if all(isinstance(batch, torch.Tensor) for batch in batches):
-        return cast(list[torch.Tensor], list(batches))
-    return [leaf for leaf in tree_leaves(batches) if isinstance(leaf, torch.Tensor)]
+def _make_example(inputs: object, target: object, where: str = "") -> Example:
+    """Return an item as a batch of one, in memory that nobody else has.
 
-
-def get_spec(*batches: Batch) -> Spec:
-    """Return how batches are built, shapes and types, which say nothing of values."""
-    found, structure = tree_flatten(batches)
-    kinds = [
-        (tuple(leaf.shape[1:]), leaf.dtype) if torch.is_tensor(leaf) else type(leaf)
-        for leaf in found
-    ]
-    return str(structure), *kinds
-
-
-def index_batch(batch: Batch, which: torch.Tensor | slice) -> Batch:
-    """Return some examples of a batch."""
-
-    def some(tensor: torch.Tensor) -> torch.Tensor:
-        if isinstance(which, slice):
-            return tensor[which]
-        # Twice as fast as an index.
-        return tensor.index_select(0, which.to(tensor.device))
-
-    return map_tensors(some, batch)
-
-
-def concat_batches(batches: Sequence[Batch]) -> Batch:
-    """Return one batch of all examples, which have the same `spec`."""
-    return cast(
-        Batch,
-        tree_map(
-            lambda *parts: torch.cat(parts) if torch.is_tensor(parts[0]) else parts[0],
-            *batches,
-        ),
-    )
-
-
-def unsqueeze_batch(batch: Batch, dim: int) -> Batch:
-    """Return a batch whose tensors have one more axis, of length 1, at `dim`."""
-    return map_tensors(lambda tensor: tensor.unsqueeze(dim), batch)
-
-
-def map_tensors(
-    function: Callable[[torch.Tensor], torch.Tensor], batch: Batch
-) -> Batch:
-    """Return a batch with the value of a function in the place of each tensor."""
-    # torch's own way through a nest takes longer than most of what is done there.
-    if isinstance(batch, torch.Tensor):
-        return function(batch)
-    return cast(Batch, tree_map_only(torch.Tensor, function, batch))
-
-
-def to_tensors(value: object, name: str) -> Batch:
-    """Return a value as a tensor or a nest of tensors.
-
-    What is no tensor yet becomes one of the type that models and losses take: torch's
-    usual floats, and int64.
+    A dataset may reuse the memory for its next item, or return a subclass of Tensor.
     """
-    if isinstance(value, torch.Tensor):
-        return value
-    if isinstance(value, Mapping):
-        return {
-            str(key): to_tensors(value[key], f"{name}[{key!r}]")
-            for key in sorted(value)
-        }
-    if hasattr(value, "to_numpy"):  # a frame or a column of pandas
-        value = value.to_numpy()
-    if isinstance(value, tuple | list) and not _of_numbers(value):
-        return [to_tensors(part, f"{name}[{i}]") for i, part in enumerate(value)]
-    array = np.asarray(value) if isinstance(value, _PLAIN) else None
-    if array is None or array.dtype.kind not in "biuf":
-        raise DatasetError(
-            f"the {name} is {describe_value(value)}, and no tensor, array or number; "
-            "make it one in the dataset, or leave it out by unpack="
-        )
-    if array.dtype.kind == "f":
-        return torch.from_numpy(np.array(array)).to(torch.get_default_dtype())
-    wide = array.dtype.kind in "iu" and array.dtype != np.uint8
-    return torch.from_numpy(np.array(array, np.int64 if wide else None))
 
+    def copy_plain(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().as_subclass(torch.Tensor).clone().unsqueeze(0)
 
-def _of_numbers(value: Sequence[object]) -> bool:
-    """Say whether a list has numbers, or lists of them, and nothing else."""
-    return bool(value) and all(
-        _of_numbers(part)
-        if isinstance(part, tuple | list)
-        else isinstance(part, bool | int | float | np.number | np.bool_)
-        for part in value
+    return (
+        map_tensors(copy_plain, to_tensors(inputs, f"input{where}")),
+        map_tensors(copy_plain, to_tensors(target, f"target{where}")),
     )
 
 
-def describe_value(value: object) -> str:
-    """Say what a value is, without its content."""
-    if isinstance(value, Mapping):
-        keys = list(map(str, value))
-        more = f" and {len(keys) - _TOLD} more" if len(keys) > _TOLD else ""
-        return f"dicts with keys {', '.join(keys[:_TOLD])}{more}"
+def _as_code(value: object) -> str:
+    """Return Python code that makes an example of the same form."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key!r}: {_as_code(v)}' for key, v in value.items())}}}"
     if isinstance(value, tuple | list):
-        return f"{type(value).__name__}s of {len(value)}"
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return "single arrays"
-    return f"of type {type(value).__name__}"
+        return f"({', '.join(map(_as_code, value))})"
+    assert isinstance(value, torch.Tensor)
+    shape = ", ".join(map(str, value.shape[1:])) or "()"
+    dtype = "" if value.dtype == torch.float32 else f", dtype={value.dtype}"
+    return f"torch.zeros({shape}{dtype})"

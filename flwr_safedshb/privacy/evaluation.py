@@ -1,21 +1,21 @@
-"""What a model is worth on private examples: counts with noise, one release.
+"""Evaluate a model on private examples: noisy counts, in one release.
 
-Every example is worth two numbers between 0 and 1: whether the model is right, and its
-loss in units of the greatest that counts. The release is their sums over all examples,
-and if asked the same by class with the number of examples in it, all with Gaussian
-noise of one deviation.
+Every example contributes two numbers between 0 and 1: whether the model is right, and
+its loss in units of the largest that counts. The release is their sums over all
+examples, and on request the same by class with the number of examples of each, all with
+Gaussian noise of one deviation.
 
 Formal guarantees
 -----------------
-- The sums are of whole numbers of 2^-20, and so exact: what one example changes is what
-  stands here, in floating point, too.
+- The sums are of integer multiples of 2^-20, and so exact: the sensitivities here hold
+  in floating point, too.
 - Replacing an example moves the two sums by at most 1 each, together by sqrt(2). By
   class it also takes (1, c - 1/2, l - 1/2) from one class and puts as much into
   another, squares of 3/2 each: sqrt(5) in all.
 - Every example goes through the model alone, with the state that the model was given in
   and random numbers of its own, so no other one has a part in its numbers.
   One that cannot be read, or that the model or the loss cannot take, counts as wrong,
-  with the greatest loss: whatever the examples are, there is an answer.
+  with the largest loss: whatever the examples are, there is an answer.
 """
 
 from __future__ import annotations
@@ -31,43 +31,37 @@ from numpy.typing import NDArray
 from torch import nn
 
 from flwr_safedshb.privacy.bad_examples import TimePadding, ignore_warnings
+from flwr_safedshb.privacy.batches import Batch, copy_batch, index_batch, tensors_of
 from flwr_safedshb.privacy.clipping.backward import (
     PerExampleBackward,
     call_model,
-    copy_batch,
     flush_denormals,
 )
-from flwr_safedshb.privacy.clipping.total_losses import TotalFunctions
-from flwr_safedshb.privacy.datasets import (
-    Batch,
-    Examples,
-    index_batch,
-    make_examples,
-    tensors_of,
-)
+from flwr_safedshb.privacy.clipping.total_functions import TotalFunctions
+from flwr_safedshb.privacy.datasets import Examples, make_examples
 from flwr_safedshb.privacy.losses import Loss, PerExampleLoss
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from flwr_safedshb.privacy.randomness.noise import Randomness, rounded
+from flwr_safedshb.privacy.randomness.noise import Randomness, round_to_grid
 from flwr_safedshb.privacy.randomness.streams import separate_streams
 
 Floats = NDArray[np.float64]
-# From the outputs and the target of one example to whether the outputs are right.
-Right = Callable[[Batch, Batch], bool]
+# (outputs, target) of one example -> whether the outputs are correct.
+IsCorrect = Callable[[Batch, Batch], bool]
 
-# The numbers of an example are multiples of its inverse.
-_UNIT = 2**20
+# An example's numbers are multiples of 2^-20.
+_SCALE = 2**20
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be counted.
+    """What an evaluation counts.
 
     Attributes
     ----------
     max_loss : float
-        The loss that counts as 1; greater ones count as much.
+        The loss that counts as 1; larger ones count as much.
     num_classes : int, optional
-        Count by class, too.
+        Number of classes, to count by class, too.
     """
 
     max_loss: float
@@ -75,23 +69,23 @@ class Question:
 
     @property
     def sensitivity(self) -> float:
-        """What replacing one example moves the sums by, at most."""
+        """How far replacing one example moves the sums, at most."""
         return math.sqrt(2.0 if self.num_classes is None else 5.0)
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What is released, all in examples.
+    """Noisy counts, in units of an example.
 
     Attributes
     ----------
     correct, loss : float
-        Right answers, and the sum of losses in units of the greatest.
+        Correct answers, and the sum of losses in units of the largest.
     classes : ndarray of shape (3, k), optional
-        Examples, right answers and losses by class.
+        Examples, correct answers and losses by class.
     noise_std : float
-        Deviation of the noise in each; in right answers and losses of a class, and in
-        these alone, half of that in its number of examples comes on top.
+        Standard deviation of the noise in each. Correct answers and losses of a class
+        also have half of the noise in its number of examples.
     """
 
     correct: float
@@ -100,8 +94,8 @@ class Counts:
     noise_std: float
 
 
-def is_right(outputs: Batch, target: Batch) -> bool:
-    """Say whether the largest output is the target; of one output, whether its sign."""
+def is_correct(outputs: Batch, target: Batch) -> bool:
+    """Return whether the largest output, or the sign of a single one, is the target."""
     (label,) = tensors_of(target)[0].reshape(-1).tolist()
     scores = tensors_of(outputs)[0].reshape(-1)
     if not torch.isfinite(scores).all():
@@ -117,19 +111,19 @@ def private_counts(
     plan: PrivacyPlan,
     randomness: Randomness,
     question: Question,
-    right: Right = is_right,
+    is_correct: IsCorrect = is_correct,
 ) -> Counts:
-    """Count what a model gets right on all examples of a dataset, and add noise.
+    """Count the correct answers and losses of a model on all examples, and add noise.
 
     Parameters
     ----------
     model : (model, loss)
-    dataset : Examples, or what `examples_of` takes
+    dataset : Examples, or what `make_examples` takes
     plan : PrivacyPlan
         For ``sampling="whole"``; its noise is in units of the question's sensitivity.
     randomness : Randomness
     question : Question
-    right : callable (outputs, target) -> bool
+    is_correct : callable (outputs, target) -> bool
         Of one example.
     """
     if plan.sampling != "whole":
@@ -140,19 +134,25 @@ def private_counts(
     module = copy.deepcopy(model[0]).eval()
     alone = PerExampleBackward(module, PerExampleLoss(model[1]), torch.float64)
     sums = np.zeros(2 + 3 * (question.num_classes or 0), np.int64)
-    even = TimePadding()
-    streams = separate_streams(plan.num_examples)
-    calm, still = flush_denormals(), torch.no_grad()
-    with ignore_warnings(), still, calm, TotalFunctions(), streams as start:
+    padding = TimePadding()
+    with (
+        ignore_warnings(),
+        torch.no_grad(),
+        flush_denormals(),
+        TotalFunctions(),
+        separate_streams(plan.num_examples) as start_stream,
+    ):
         for index in range(plan.num_examples):
-            start(index)
-            sums += _numbers(alone, examples, index, question, right, even)
-        even.wait()
+            start_stream(index)
+            sums += _count_example(
+                alone, examples, index, question, is_correct, padding
+            )
+        padding.wait()
     std = plan.noise_multiplier * question.sensitivity
     noisy = randomness.gaussian(len(sums), std)
-    noisy += sums / _UNIT
+    noisy += sums / _SCALE
     if randomness.private and std > 0:
-        noisy = rounded(noisy, std)
+        noisy = round_to_grid(noisy, std)
     classes = None
     if question.num_classes is not None:
         classes = noisy[2:].reshape(3, -1).copy()
@@ -160,43 +160,43 @@ def private_counts(
     return Counts(float(noisy[0]), float(noisy[1]), classes, std)
 
 
-def _numbers(
+def _count_example(
     alone: PerExampleBackward,
     examples: Examples,
     index: int,
     question: Question,
-    right: Right,
-    even: TimePadding,
+    is_correct: IsCorrect,
+    padding: TimePadding,
 ) -> NDArray[np.int64]:
-    """Return the numbers of one example, in units of 2^-20."""
-    found = np.zeros(2 + 3 * (question.num_classes or 0), np.int64)
+    """Return the contribution of one example to all sums, in units of 2^-20."""
     correct, share, label = False, 1.0, -1
-    example = examples.one(index)
-    stands_in = examples.like if example is None else example
-    if stands_in is not None:  # which takes the time of any other
-        inputs, target = (
-            copy_batch(index_batch(part, slice(0, 1))) for part in stands_in
-        )
-        with even.example():
-            module, loss, _ = alone.make_copy()
-            outputs = call_model(module, inputs)
-            value = float(loss(outputs, target).double().sum()) / question.max_loss
-            found_right = bool(right(outputs, target))
-            if example is not None:
-                correct, share = found_right, value
+    example = examples.read_one(index)
+    # A made-up one takes the time of an example that cannot be read.
+    inputs, target = (
+        copy_batch(index_batch(part, slice(0, 1)))
+        for part in (examples.like if example is None else example)
+    )
+    with padding.example():
+        module, loss, _ = alone.make_copy()
+        outputs = call_model(module, inputs)
+        value = float(loss(outputs, target).double().sum()) / question.max_loss
+        is_right = bool(is_correct(outputs, target))
+        if example is not None:
+            correct, share = is_right, value
     if example is not None:
-        label = _label(example[1], question)
-    # Written so that what is not a number is the greatest loss.
-    whole = math.floor(max(share, 0.0) * _UNIT) if share < 1.0 else _UNIT
-    found[:2] = correct * _UNIT, whole
+        label = _get_label(example[1], question)
+    # Written so that a loss that is not a number counts as the largest.
+    whole = math.floor(max(share, 0.0) * _SCALE) if share < 1.0 else _SCALE
+    found = np.zeros(2 + 3 * (question.num_classes or 0), np.int64)
+    found[:2] = correct * _SCALE, whole
     if question.num_classes is not None and label >= 0:
         by_class = found[2:].reshape(3, -1)
-        by_class[:, label] = _UNIT, correct * _UNIT - _UNIT // 2, whole - _UNIT // 2
+        by_class[:, label] = _SCALE, correct * _SCALE - _SCALE // 2, whole - _SCALE // 2
     return found
 
 
-def _label(target: Batch, question: Question) -> int:
-    """Return the class of an example, or -1 if it is in none of those there are."""
+def _get_label(target: Batch, question: Question) -> int:
+    """Return the class of an example, or -1 if there is no such class."""
     if question.num_classes is None:
         return -1
     value = tensors_of(target)[0].reshape(-1)

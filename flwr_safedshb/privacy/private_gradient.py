@@ -1,6 +1,6 @@
-"""One private gradient: Alg. 1, lines 4 to 6, the only function that touches data.
+"""One private gradient (Alg. 1, lines 4 to 6): the only function that touches data.
 
-The client sends what this returns (through its momentum) and nothing else, and the
+The client sends what this returns, through its momentum, and nothing else; and the
 audit measures this very function.
 """
 
@@ -19,19 +19,19 @@ from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.datasets import DrawnBatch, Examples, make_examples
 from flwr_safedshb.privacy.losses import Loss
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from flwr_safedshb.privacy.randomness.noise import Randomness, rounded
+from flwr_safedshb.privacy.randomness.noise import Randomness, round_to_grid
 
 Vector = npt.NDArray[np.float32]
 Layers = list[Vector]
 
-# Values that get their noise at a time: few, so that they stay in the cache and the
-# noise takes little memory beside the model.
+# Coordinates that get their noise at a time: few, so that they stay in the cache and
+# the noise takes little memory beside the model.
 BLOCK = 2**16
 
 
 @dataclass(frozen=True)
 class BatchSource:
-    """Whose examples a gradient is of, and how private it is.
+    """The examples that batches are drawn from, and how private a gradient of them is.
 
     Attributes
     ----------
@@ -57,8 +57,8 @@ def private_gradient(
 ) -> Layers:
     """Sample a batch, clip every example's gradient, average, add noise.
 
-    See `private_vector`; a pair of model and loss is prepared here, and the dataset is
-    whatever `examples_of` takes, with `like` where it has items.
+    See `private_vector`. A pair (model, loss) is prepared here, and the dataset is
+    anything that `make_examples` takes, with `like` where it has items.
 
     Returns
     -------
@@ -70,8 +70,7 @@ def private_gradient(
         model, loss = gradients
         gradients = ClippedGradients(model, loss, plan.clip_norm, plan.clipping)
     examples = make_examples(dataset, like=like)
-    if examples.like is not None:
-        gradients.prepare(*examples.like)
+    gradients.prepare(*examples.like)
     vector = private_vector(
         gradients, BatchSource(examples, plan, randomness), weight_decay
     )
@@ -82,7 +81,7 @@ def private_gradient(
 
 
 def private_vector(
-    gradients: ClippedGradients, draw: BatchSource, weight_decay: float = 0.0
+    gradients: ClippedGradients, source: BatchSource, weight_decay: float = 0.0
 ) -> Vector:
     """Sample a batch, clip every example's gradient, average, add noise.
 
@@ -93,7 +92,7 @@ def private_vector(
     ----------
     gradients : ClippedGradients
         Prepared once for many steps; its clip must be the plan's.
-    draw : Draw
+    source : BatchSource
     weight_decay : float
         lambda: adds ``weight_decay`` times the weights after the noise, which costs no
         privacy because the weights came from the server.
@@ -111,17 +110,19 @@ def private_vector(
         As `ClippedGradients.prepare`, or if arguments do not fit each other; nothing
         that depends on the values of the examples.
     """
-    batch = draw_batch(gradients, draw)
+    batch = draw_batch(gradients, source)
     if batch is None:
         total = torch.zeros(gradients.size)
     else:
         with ignore_warnings():
             inputs, targets, usable = batch
-            total = gradients.consume((inputs, targets), usable=usable)[0]
-    return add_noise(gradients, total, draw, weight_decay)
+            total = gradients.consume_batch((inputs, targets), usable=usable)[0]
+    return add_noise(gradients, total, source, weight_decay)
 
 
-def _check(gradients: ClippedGradients, examples: Examples, plan: PrivacyPlan) -> None:
+def draw_batch(gradients: ClippedGradients, source: BatchSource) -> DrawnBatch | None:
+    """Sample a batch: inputs, targets, and which of them count; None if empty."""
+    examples, plan, randomness = source.examples, source.plan, source.randomness
     if gradients.clip_norm != plan.clip_norm:
         raise ValueError(
             f"the gradients are clipped at {gradients.clip_norm}, the plan says "
@@ -132,69 +133,66 @@ def _check(gradients: ClippedGradients, examples: Examples, plan: PrivacyPlan) -
             f"num_examples={plan.num_examples} must be the size of the dataset, got "
             f"{examples.size}; make the plan for this dataset"
         )
-
-
-def draw_batch(gradients: ClippedGradients, draw: BatchSource) -> DrawnBatch | None:
-    """Sample a batch: its inputs, its targets, and which of them count, if any."""
-    _check(gradients, draw.examples, draw.plan)
-    if draw.randomness.private:
-        draw.examples.refuse_undeclared()
-    batch = draw.plan.sampler.draw(draw.plan, draw.randomness)
-    if draw.examples.like is None or not len(batch):
+    if randomness.private:
+        examples.refuse_undeclared()
+    batch = plan.sampler.draw(plan, randomness)
+    if not len(batch):
         return None
-    return draw.examples.batch(*_pad_batch(batch, draw))
+    # Seeded noise protects nobody, and need not pay for empty places.
+    size = plan.sampler.padded_size(plan) if randomness.private else len(batch)
+    return examples.read_batch(*_pad_batch(batch, size, randomness))
 
 
 def _pad_batch(
-    batch: npt.NDArray[np.int64], draw: BatchSource
+    batch: npt.NDArray[np.int64], size: int, randomness: Randomness
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]:
-    """Return examples for all places of a batch, and which were drawn, if not all."""
-    # Seeded noise protects nobody, and need not pay for it.
-    private = draw.randomness.private
-    places = draw.plan.sampler.padded_size(draw.plan) if private else len(batch)
-    count = -(-len(batch) // places) * places
+    """Spread a batch over a multiple of `size` places; tell which are taken."""
+    count = -(-len(batch) // size) * size
     if count == len(batch):
         return batch, None
     chosen, taken = np.full(count, batch[0]), np.zeros(count, bool)
-    at = draw.randomness.subset(count, len(batch))
+    at = randomness.subset(count, len(batch))
     chosen[at], taken[at] = batch, True
     return chosen, taken
 
 
 def add_noise(
     gradients: ClippedGradients,
-    sums: torch.Tensor,
-    draw: BatchSource,
+    clipped_sum: torch.Tensor,
+    source: BatchSource,
     weight_decay: float,
 ) -> Vector:
-    """Return (1/b) sums + noise, in float64 until the end (Alg. 1, line 6), and decay.
+    """Return (1/b) sum + noise + decay, in float64 until the end (Alg. 1, line 6).
 
     Parameters
     ----------
     gradients : ClippedGradients
         Of the model that decays.
-    sums : Tensor, shape (d,)
-        Of clipped gradients; it is overwritten.
-    draw, weight_decay
+    clipped_sum : Tensor, shape (d,)
+        Of the clipped gradients; it is overwritten.
+    source, weight_decay
         See `private_vector`.
     """
     if not 0.0 <= weight_decay < math.inf:
         raise ValueError(f"weight_decay={weight_decay} must be at least 0 and finite")
-    plan, source, total = draw.plan, draw.randomness, sums.cpu().numpy()
-    # Seeded noise protects nobody, and need not pay for it.
-    hides = source.private and plan.noise_std > 0
+    plan, randomness = source.plan, source.randomness
+    total = clipped_sum.cpu().numpy()
+    # Seeded noise protects nobody, and need not pay for the grid.
+    needs_grid = randomness.private and plan.noise_std > 0
     for start in range(0, len(total), BLOCK):
         block = total[start : start + BLOCK]
-        noisy = source.gaussian(len(block), plan.noise_std)
+        noisy = randomness.gaussian(len(block), plan.noise_std)
         noisy += block / np.float64(plan.batch_size)
-        block[:] = rounded(noisy, plan.noise_std) if hides else noisy
+        block[:] = round_to_grid(noisy, plan.noise_std) if needs_grid else noisy
     vector = total.astype(np.float32, copy=False)
     if weight_decay:
-        vector += weight_decay * np.concatenate([_flat(w) for w in gradients.trained])
+        vector += weight_decay * np.concatenate(
+            [_flatten(w) for w in gradients.trained]
+        )
     return vector
 
 
-def _flat(tensor: torch.Tensor) -> npt.NDArray[np.floating]:
-    # Through float32, which numpy has, unless it is wider.
+def _flatten(tensor: torch.Tensor) -> npt.NDArray[np.floating]:
+    # numpy has no bfloat16.
     wide = tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
     return wide.cpu().numpy().reshape(-1)

@@ -27,14 +27,14 @@ from flwr_safedshb.client import (
 )
 from flwr_safedshb.flower.compat import copy_context, set_message_id
 from flwr_safedshb.privacy.bad_examples import ignore_warnings, log_causes
-from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.datasets import (
-    DrawnBatch,
+from flwr_safedshb.privacy.batches import (
     concat_batches,
     get_spec,
     index_batch,
     tensors_of,
 )
+from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
+from flwr_safedshb.privacy.datasets import DrawnBatch
 from flwr_safedshb.privacy.private_gradient import (
     BatchSource,
     Vector,
@@ -207,7 +207,7 @@ def private_vectors(
             targets = concat_batches([y for _, y, _ in some])
             masks = [good for _, _, good in some if good is not None]
             usable = torch.cat(masks) if masks else None
-            sums = [*gradients.consume((inputs, targets), len(draws), usable)]
+            sums = [*gradients.consume_batch((inputs, targets), len(draws), usable)]
         else:
             nothing = torch.zeros(gradients.size)
             sums = [

@@ -17,7 +17,7 @@ from rich.progress import track
 from threadpoolctl import threadpool_limits
 
 from flwr_safedshb.aggregation import SMEA, Filter
-from flwr_safedshb.aggregation.gram import gram
+from flwr_safedshb.aggregation.gram import gram_matrix
 from simulations.benchmarks import grid, growth, large
 from simulations.benchmarks.families import (
     ALIE_DEVIATIONS,
@@ -167,7 +167,10 @@ def measure_filter(n: int, f: int, d: int) -> Measurement:
     """Return Filter's time in Gram matrices."""
     vectors = make_family("alie", n, f, d, seed=4)
     clients = [[row] for row in vectors]
-    calls = {"Filter": lambda: Filter()(vectors, f), "gram": lambda: gram(clients)}
+    calls = {
+        "Filter": lambda: Filter()(vectors, f),
+        "gram": lambda: gram_matrix(clients),
+    }
     seconds = median_in_turns(calls, enough=10.0, most=3)
     return Measurement(seconds["Filter"] / seconds["gram"])
 
@@ -192,11 +195,11 @@ def measure_hostile() -> tuple[ResultTable, Measurement]:
     """Measure inputs that were made to defeat the search, which its budget ends."""
     rows, certified = [], []
     for name, (vectors, f) in HOSTILE.items():
-        products = gram([[row] for row in vectors])
+        products = gram_matrix([[row] for row in vectors])
         seconds, answer = thread_seconds(lambda p=products, f=f: SMEA().weigh(p, f))  # type: ignore[misc]
         gap, kappa = read_certificate(answer)
         certified.append(math.isfinite(kappa))
-        rows.append((name, f"{seconds:.2f}", f"{gap:.1%}", f"{kappa:.2f}"))
+        rows.append((name, seconds, gap, kappa))
     heads = ("vectors", "s", "gap", "kappa")
     table = ResultTable("Inputs made to defeat the search", heads, rows)
     return table, grid.count_share(certified)

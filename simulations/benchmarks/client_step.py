@@ -18,6 +18,7 @@ from simulations.benchmarks.result import (
     Measurement,
     Result,
     ResultTable,
+    TableRow,
     run_benchmark,
 )
 from simulations.benchmarks.steps import OPACUS, OURS, PLAIN, SECURE, STEPS, TASKS
@@ -112,13 +113,11 @@ def _other_figures(memory: Measured, durable: Measured) -> dict[str, Measurement
 
 
 def _time_table(times: Measured, ratios: Measured) -> ResultTable:
-    rows = [
+    rows: list[TableRow] = [
         (
-            f"{name}, b = {TASKS[name].batch_size}",
-            f"{1e3 * mine[PLAIN]:.2f}",
-            *(f"{ratio:.2f}" for ratio in ratios[name].values()),
-            f"{mine['batch'] / mine[SECURE]:.1%}",
-            f"{mine['noise'] / mine[SECURE]:.1%}",
+            *(f"{name}, b = {TASKS[name].batch_size}", 1e3 * mine[PLAIN]),
+            *ratios[name].values(),
+            *(mine[drawn] / mine[SECURE] for drawn in ("batch", "noise")),
         )
         for name, mine in times.items()
     ]
@@ -133,8 +132,8 @@ def _time_table(times: Measured, ratios: Measured) -> ResultTable:
 
 
 def _memory_table(memory: Measured) -> ResultTable:
-    rows = [
-        (step, f"{mine['peak']:.0f}", f"{mine['peak'] / mine['model']:.1f}")
+    rows: list[TableRow] = [
+        (step, mine["peak"], mine["peak"] / mine["model"])
         for step, mine in memory.items()
     ]
     return ResultTable(
@@ -143,12 +142,10 @@ def _memory_table(memory: Measured) -> ResultTable:
 
 
 def _durable_table(durable: Measured) -> ResultTable:
-    rows = [
+    rows: list[TableRow] = [
         (
-            name,
-            f"{1e3 * mine['bare']:.1f}",
-            f"{mine['deployed'] / mine['bare']:.2f}",
-            f"{mine['peak'] / mine['model']:.1f}",
+            *(name, 1e3 * mine["bare"], mine["deployed"] / mine["bare"]),
+            mine["peak"] / mine["model"],
         )
         for name, mine in durable.items()
     ]

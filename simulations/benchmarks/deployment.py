@@ -97,8 +97,6 @@ class FederationCost:
 
     Attributes
     ----------
-    first : float
-        Seconds until the end of the first round.
     round : float
         Median seconds of a round.
     message : float
@@ -107,7 +105,6 @@ class FederationCost:
         MB of a node, shared pages shared out.
     """
 
-    first: float
     round: float
     message: float
     memory: float
@@ -164,7 +161,6 @@ def measure_federation(
     lengths = [end - begin for begin, end in pairwise(times)]
     messages = num_nodes * (rounds - LOADING)
     return FederationCost(
-        first=lengths[0],
         round=median(lengths[LOADING:]),
         message=(after - before) / messages,
         memory=memory,
@@ -239,11 +235,11 @@ def _make_table(rows: Mapping[Cell, FederationRow]) -> ResultTable:
         ),
         [
             (
-                *(str(nodes), SIZES[hidden], f"{row.lower_bound:.3f}"),
-                *(f"{row.ours.round:.2f}", f"{row.flower.round:.2f}"),
-                f"{row.flower.round / row.ours.round:.1f}",
-                *(f"{row.ours.message:.2f}", f"{row.flower.message:.2f}"),
-                *(f"{row.ours.memory:.0f}", f"{row.flower.memory:.0f}"),
+                *(nodes, SIZES[hidden], row.lower_bound),
+                *(row.ours.round, row.flower.round),
+                row.flower.round / row.ours.round,
+                *(row.ours.message, row.flower.message),
+                *(row.ours.memory, row.flower.memory),
             )
             for (nodes, hidden), row in rows.items()
         ],

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from flwr_safedshb.aggregation import SMEA, Weighing
-from flwr_safedshb.aggregation.gram import gram
+from flwr_safedshb.aggregation.gram import gram_matrix
 from flwr_safedshb.aggregation.rule import check_vectors
 from simulations.benchmarks.families import (
     ALIE_DEVIATIONS,
@@ -27,7 +27,12 @@ from simulations.benchmarks.measure import (
 )
 from simulations.benchmarks.peers import PEERS, Peer, Price, measure_price
 from simulations.benchmarks.plots import EXTRAPOLATED, Panel
-from simulations.benchmarks.result import Measurement, ResultTable, format_short
+from simulations.benchmarks.result import (
+    Measurement,
+    ResultTable,
+    TableRow,
+    format_cell,
+)
 
 Cell = tuple[int, int, int]
 K = TypeVar("K", bound=Hashable)
@@ -115,7 +120,7 @@ def _make_calls(
     product = wide @ wide.T
     calls: dict[str, Callable[[], object]] = {
         "SMEA": smea,
-        "gram": lambda: gram(clients),
+        "gram": lambda: gram_matrix(clients),
         "BLAS": lambda: wide @ wide.T,
         "eigvalsh": lambda: np.linalg.eigvalsh(product),
     }
@@ -214,7 +219,7 @@ def read_figures(samples: Sequence[GridSample]) -> dict[str, Measurement]:
         worst = max(
             groups, key=lambda where: median_ratio(groups[where], "SMEA", "gram")
         )
-        blas = format_short(median_ratio(groups[worst], "SMEA", "BLAS"))
+        blas = format_cell(median_ratio(groups[worst], "SMEA", "BLAS"))
         figures["n <= 30, d = 100,000: SMEA / Gram"] = Measurement(
             median_ratio(groups[worst], "SMEA", "gram"), f"worst: {worst}, {blas} BLAS"
         )
@@ -222,7 +227,7 @@ def read_figures(samples: Sequence[GridSample]) -> dict[str, Measurement]:
     for (d, name), group in group_by(exact, lambda s: (s.cell[2], s.family)).items():
         longest = max(s.seconds["SMEA"] / s.seconds["eigvalsh"] for s in group)
         figures[f"(50, 10), d = {d:,}, {name}: SMEA / eigvalsh"] = Measurement(
-            median_ratio(group, "SMEA", "eigvalsh"), f"max {format_short(longest)}"
+            median_ratio(group, "SMEA", "eigvalsh"), f"max {format_cell(longest)}"
         )
     if exact:
         gap = max(s.gap for s in exact)
@@ -271,27 +276,20 @@ def make_tables(
 
 def _make_row(
     cell: Cell, group: Sequence[GridSample], compiler: float | None
-) -> list[str]:
+) -> TableRow:
     n, f, _ = cell
     seconds = [s.seconds["SMEA"] for s in group]
-    peers = [median_speedup(group, peer) for peer in PEERS]
+    prices = [median_speedup(group, peer) for peer in PEERS]
     return [
-        f"{n}, {f}",
-        format_short(math.comb(n, f)),
-        *(format_short(1e3 * value) for value in (median(seconds), max(seconds))),
-        *(
-            format_short(median_ratio(group, "SMEA", floor))
-            for floor in ("gram", "BLAS")
-        ),
-        "" if compiler is None else format_short(compiler),
-        *(
-            "absent"
-            if found is None
-            else ("~" if found.note == "extrapolated" else "")
-            + format_short(found.value)
-            for found in peers
-        ),
+        *(f"{n}, {f}", math.comb(n, f), 1e3 * median(seconds), 1e3 * max(seconds)),
+        *(median_ratio(group, "SMEA", floor) for floor in ("gram", "BLAS")),
+        compiler,
+        *("absent" if price is None else _describe_price(price) for price in prices),
     ]
+
+
+def _describe_price(price: Measurement) -> str:
+    return ("~" if price.note == "extrapolated" else "") + format_cell(price.value)
 
 
 def _make_caption(samples: Sequence[GridSample]) -> str:

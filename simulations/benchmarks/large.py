@@ -15,8 +15,9 @@ from statistics import mean
 import numpy as np
 
 from flwr_safedshb.aggregation import SMEA
-from flwr_safedshb.aggregation.gram import gram, scatter_lambda, squared_distances
+from flwr_safedshb.aggregation.gram import gram_matrix
 from flwr_safedshb.aggregation.rule import FloatArray, Weighing
+from flwr_safedshb.aggregation.scatter import scatter_lambda, squared_distances
 from flwr_safedshb.theory import kappa_smea
 from simulations.benchmarks.families import (
     Vectors,
@@ -65,7 +66,7 @@ class LargeCall:
 
 def measure_call(name: str, share: str, n: int, f: int) -> LargeCall:
     """Make one default call."""
-    products = gram([[row] for row in INPUTS[name](n, f)])
+    products = gram_matrix([[row] for row in INPUTS[name](n, f)])
     seconds, answer = thread_seconds(lambda: SMEA().weigh(products, f))
     gap, kappa = read_certificate(answer)
     true = is_true(products, answer, gap, kappa)

@@ -35,13 +35,16 @@ class Measurement:
     note: str = ""
 
 
+TableRow = Sequence[str | float | None]  # None: an empty cell
+
+
 @dataclass(frozen=True)
 class ResultTable:
-    """Figures as they are printed; the first column names the row."""
+    """What was measured; the first column names the row."""
 
     title: str
     heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[TableRow]
     caption: str = ""
 
 
@@ -81,24 +84,26 @@ def compare_thresholds(name: str, figures: Mapping[str, Measurement]) -> ResultT
     thresholds = BENCHMARKS[name].thresholds
     if unknown := figures.keys() - {threshold.figure for threshold in thresholds}:
         raise ValueError(f"{name}: no threshold is named {sorted(unknown)}; add them")
-    rows = []
+    rows: list[TableRow] = []
     for threshold in thresholds:
         figure = figures.get(threshold.figure)
         if figure is None:
-            rows.append((threshold.figure, "", str(threshold), NOT_MEASURED, ""))
+            rows.append((threshold.figure, None, str(threshold), NOT_MEASURED, None))
             continue
         verdict = MET if threshold.holds(figure.value) else MISSED
-        measured = format_short(figure.value)
-        rows.append((threshold.figure, measured, str(threshold), verdict, figure.note))
+        value, note = figure.value, figure.note
+        rows.append((threshold.figure, value, str(threshold), verdict, note))
     return ResultTable("Thresholds", THRESHOLD_HEADS, rows)
 
 
-def format_short(value: float) -> str:
-    """Write a number with the digits that matter, in six characters."""
-    if value >= 99_999.5:
-        digits, _, power = f"{value:.1e}".partition("e")
+def format_cell(cell: str | float | None) -> str:
+    """Write a number with three digits that matter, or 1.2e7; words as they are."""
+    if not isinstance(cell, int | float):
+        return cell or ""
+    if abs(cell) >= 99_999.5:
+        digits, _, power = f"{cell:.1e}".partition("e")
         return f"{digits.removesuffix('.0')}e{int(power)}"
-    return f"{value:.2f}" if value < 10 and value % 1 else f"{value:,.0f}"
+    return f"{cell:,.0f}" if abs(cell) >= 99.95 else f"{cell:.3g}"
 
 
 def format_markdown(title: str, tables: Sequence[ResultTable], words: str = "") -> str:
@@ -106,7 +111,7 @@ def format_markdown(title: str, tables: Sequence[ResultTable], words: str = "") 
     blocks = [f"### {escape(title)}", *([words] if words else [])]
     for table in tables:
         heads, *rows = (
-            [escape(cell).replace("|", "\\|") for cell in line]
+            [escape(format_cell(cell)).replace("|", "\\|") for cell in line]
             for line in (table.heads, *table.rows)
         )
         blocks += [f"**{escape(table.title)}**", "\n".join(markdown_table(heads, rows))]

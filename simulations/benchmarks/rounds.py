@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from flwr_safedshb.aggregation import Rule
 from flwr_safedshb.strategy import SafeDSHB
 from simulations.benchmarks.measure import resident_kilobytes
-from simulations.benchmarks.result import ResultTable
+from simulations.benchmarks.result import ResultTable, TableRow
 from simulations.experiment import untrained
 
 Marks = list[tuple[float, int]]  # after each round: a clock, and resident kB
@@ -80,20 +80,14 @@ def summarize_rounds(name: str, nodes: int, marks: Marks) -> RoundCost:
 
 def make_table(title: str, costs: Sequence[RoundCost], caption: str) -> ResultTable:
     """Return a row for each kind of rounds."""
-    rows = [
+    heads = ("loop", "n", "rounds", "ms a round", "from", "to", "ms a client", "1/s")
+    rows: list[TableRow] = [
         (
-            cost.name,
-            str(cost.nodes),
-            str(cost.rounds),
-            f"{1e3 * cost.seconds:.2f}",
-            f"{1e3 * cost.lower:.2f} to {1e3 * cost.upper:.2f}",
-            f"{1e3 * cost.seconds / cost.nodes:.3f}",
-            f"{1 / cost.seconds:.0f}",
+            *(cost.name, cost.nodes, cost.rounds),
+            *(1e3 * s for s in (cost.seconds, cost.lower, cost.upper)),
+            *(1e3 * cost.seconds / cost.nodes, 1 / cost.seconds),
         )
         for cost in costs
     ]
-    heads = (
-        *("loop", "n", "rounds", "ms a round", "middle half", "ms a client"),
-        "rounds/s",
-    )
-    return ResultTable(title, heads, rows, caption)
+    words = f"{caption} from, to: the middle half. 1/s: rounds a second."
+    return ResultTable(title, heads, rows, words)

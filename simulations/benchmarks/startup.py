@@ -64,10 +64,7 @@ def measure(quick: bool) -> Result:
     ]
     seconds = {name: median(turn[name] for turn in turns) for name in SCRIPTS}
     ratio = seconds[READY] / seconds[TORCH]
-    rows = [
-        (name, f"{value:.2f}", f"{value / seconds[TORCH]:.2f}")
-        for name, value in seconds.items()
-    ]
+    rows = [(name, value, value / seconds[TORCH]) for name, value in seconds.items()]
     return Result(
         tables=[ResultTable("A new process", ("what it does", "s", "/ torch"), rows)],
         figures={READY: Measurement(ratio)},

@@ -91,8 +91,8 @@ def claims() -> Iterator[Claim]:
 
 
 def _in_both_senses(rule: Rule, name: str) -> Iterator[Claim]:
-    spectral = rule.notion == "spectral"
-    yield Claim(f"{name}, {rule.notion}", rule.kappa, _error(rule, spectral))
+    spectral = rule.kappa_kind == "spectral"
+    yield Claim(f"{name}, {rule.kappa_kind}", rule.kappa, _error(rule, spectral))
     if not spectral:
 
         def kappa(n: int, f: int) -> float | None:

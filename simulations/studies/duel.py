@@ -192,7 +192,7 @@ def _coloured(value: float) -> str:
 def _kappa(name: str, settings: Settings) -> str:
     rule = RULES[name]
     value = rule.kappa(settings.n, settings.f)
-    return "-" if value is None else f"{value:.1f} {rule.notion[0]}"
+    return "-" if value is None else f"{value:.1f} {rule.kappa_kind[0]}"
 
 
 @complaining

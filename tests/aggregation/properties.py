@@ -183,8 +183,10 @@ def _outputs(rule: Rule, case: Case, out: NDArray[np.floating]) -> Iterator[str]
     if not ((low - room <= out) & (out <= high + room)).all():
         yield "outside of the vectors"
     kappa = rule.kappa(len(case.x), case.f)
-    if kappa is not None and rule.notion != "spectral bound":
-        spreads = case.truth.traces if rule.notion == "variance" else case.truth.lambdas
+    if kappa is not None and rule.kappa_kind != "spectral bound":
+        spreads = (
+            case.truth.traces if rule.kappa_kind == "variance" else case.truth.lambdas
+        )
         # As far as the output can tell: its own round-off, and that of what it sums.
         error = np.square(_from_means(case, out)).sum(axis=1)
         noise = np.square(room).sum()
@@ -225,7 +227,7 @@ def _weighings(rule: Rule, case: Case, found: Weighing) -> Iterator[str]:
     if found.kappa is not None:
         if np.isnan(found.kappa) or found.kappa < 0.0:
             yield "kappa is no number"
-        elif np.isfinite(found.kappa) and rule.notion == "spectral":
+        elif np.isfinite(found.kappa) and rule.kappa_kind == "spectral":
             room = 1e-20 * truth.lambdas.min() + 1e-28 * used.max()
             if not (error <= found.kappa * truth.lambdas * (1 + 1e-6) + room).all():
                 yield "the certificate is false"

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from flwr_safedshb.aggregation import CAF, Filter, filter
-from flwr_safedshb.aggregation.filter import least_shares
+from flwr_safedshb.aggregation.filter import min_overlap
 from flwr_safedshb.theory import filter_eta, kappa_filter
 from tests.oracles import FAMILIES, Floats, covariance_lambda, family, subsets
 
@@ -127,8 +127,8 @@ def test_a_bound_that_turns_out_too_small_proves_nothing() -> None:
 
 
 def test_the_sense_of_the_constant() -> None:
-    assert Filter(1.0).notion == "spectral bound"
-    assert (Filter().notion, CAF().notion) == ("spectral", "spectral")
+    assert Filter(1.0).kappa_kind == "spectral bound"
+    assert (Filter().kappa_kind, CAF().kappa_kind) == ("spectral", "spectral")
     assert Filter(1.0).paper_kappa(7, 3) == 85.5
     assert Filter().paper_kappa(7, 3) is None
     assert Filter(min_mass=0.0).kappa(7, 2) is None
@@ -171,7 +171,7 @@ def test_the_share_is_the_least_over_all_subsets() -> None:
         f = int(rng.integers(0, (n - 1) // 2 + 1))
         c = rng.uniform(size=n) * (rng.uniform(size=n) < 0.7)
         c[0] = 1.0
-        assert least_shares(c[None], f)[0] == pytest.approx(
+        assert min_overlap(c[None], f)[0] == pytest.approx(
             literal_share(c, f), abs=1e-12
         )
 

@@ -6,11 +6,10 @@ import pytest
 
 from flwr_safedshb.aggregation.gram import (
     BLOCK_BYTES,
-    gram,
-    nearest_sums,
-    squared_distances,
+    gram_matrix,
     weighted_sum,
 )
+from flwr_safedshb.aggregation.scatter import nearest_sums, squared_distances
 
 
 def clients(n: int, shapes: list[tuple[int, ...]]) -> list[list[np.ndarray]]:
@@ -38,9 +37,11 @@ def test_gram_and_weighted_sum_equal_the_stacked_ones(
 ) -> None:
     layers = clients(n, shapes)
     x = stacked(layers)
-    np.testing.assert_allclose(gram(layers), x @ x.T, rtol=1e-10, atol=1e-8)
+    np.testing.assert_allclose(gram_matrix(layers), x @ x.T, rtol=1e-10, atol=1e-8)
     y = x - x[n - 1]
-    np.testing.assert_allclose(gram(layers, n - 1), y @ y.T, rtol=1e-10, atol=1e-8)
+    np.testing.assert_allclose(
+        gram_matrix(layers, n - 1), y @ y.T, rtol=1e-10, atol=1e-8
+    )
     weights = np.arange(n) / 3.0
     result = weighted_sum(layers, weights)
     assert [r.shape for r in result] == [layer.shape for layer in layers[0]]
@@ -54,21 +55,21 @@ def test_accumulates_in_double_precision() -> None:
     """In float32 the ones would vanish beside the large coordinate."""
     x = np.ones((2, 5000), np.float32)
     x[:, 0] = 1e5
-    assert gram([[row] for row in x])[0, 1] == 1e10 + 4999
+    assert gram_matrix([[row] for row in x])[0, 1] == 1e10 + 4999
 
 
 def test_one_huge_vector_does_not_blur_the_others() -> None:
     x = np.random.default_rng(0).normal(size=(5, 50)).astype(np.float32)
-    before = gram([[row] for row in x])
+    before = gram_matrix([[row] for row in x])
     x[4] *= np.float32(1e30)
-    after = gram([[row] for row in x])
+    after = gram_matrix([[row] for row in x])
     assert (after[:4, :4] == before[:4, :4]).all()
 
 
 def test_input_is_not_changed() -> None:
     layers = clients(3, [(4,), (2, 2)])
     before = stacked(layers)
-    gram(layers, centre=0)
+    gram_matrix(layers, centre=0)
     weighted_sum(layers, np.array([1.0, -1.0, 2.0]))
     assert (stacked(layers) == before).all()
 
@@ -76,7 +77,7 @@ def test_input_is_not_changed() -> None:
 def test_non_contiguous_layers() -> None:
     x = np.random.default_rng(0).normal(size=(6, 8))
     views = [[row.reshape(4, 2).T] for row in x]
-    np.testing.assert_allclose(gram(views), x @ x.T)
+    np.testing.assert_allclose(gram_matrix(views), x @ x.T)
     result = weighted_sum(views, np.eye(6)[2])
     assert (result[0] == views[2][0]).all()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flwr_safedshb.aggregation import SMEA, GeometricMedian, GramRule, Rule
-from flwr_safedshb.aggregation.gram import careful_gram
+from flwr_safedshb.aggregation.gram import centred_gram_matrix
 from flwr_safedshb.aggregation.rule import check_vectors
 from flwr_safedshb.aggregation.smea import rule as smea
 from tests.aggregation import inputs
@@ -117,7 +117,7 @@ def test_one_centre_is_not_always_enough() -> None:
     clients = check_vectors(x + 2.0**36 * np.ones(3), 3)
     exact = x + 2.0**36 - (x[3] + 2.0**36)
     apart = np.square(exact[3:, None] - exact[None, 3:]).sum(axis=2)
-    gram = careful_gram(clients, 3)[3:, 3:]
+    gram = centred_gram_matrix(clients, 3)[3:, 3:]
     squares = np.diag(gram)
     found = squares[:, None] + squares - 2.0 * gram
     np.testing.assert_allclose(found, apart, rtol=1e-9, atol=1e-9 * apart.max())
@@ -126,7 +126,7 @@ def test_one_centre_is_not_always_enough() -> None:
 SCALE_FREE = [
     rule
     for rule in all_rules()
-    if isinstance(rule, GramRule) and rule.scaled(1) == rule
+    if isinstance(rule, GramRule) and rule.change_unit(1) == rule
 ]
 
 
@@ -152,6 +152,6 @@ def test_one_that_is_longer_than_squares_can_tell_is_no_help_to_adversaries() ->
 def test_a_scale_of_a_rule_follows_the_unit() -> None:
     for rule in all_rules():
         if isinstance(rule, GramRule):
-            assert rule.scaled(3).scaled(-3) == rule
+            assert rule.change_unit(3).change_unit(-3) == rule
             for exponent in (-5000, 5000):
-                rule.scaled(exponent)  # and stays one that can be made
+                rule.change_unit(exponent)  # and stays one that can be made

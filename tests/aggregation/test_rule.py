@@ -117,7 +117,7 @@ def worst_ratio(rule: Rule, x: Floats, f: int) -> float:
         error = float(np.sum((output - x[s].mean(axis=0)) ** 2))
         spread = (
             covariance_lambda(x[s])
-            if rule.notion == "spectral"
+            if rule.kappa_kind == "spectral"
             else float(np.var(x[s], axis=0).sum())
         )
         if spread > 0.0:
@@ -131,7 +131,7 @@ def worst_ratio(rule: Rule, x: Floats, f: int) -> float:
 def test_proven_constants_hold_for_every_subset(rule: Rule) -> None:
     for n, f in [(5, 2), (7, 3), (8, 2)]:
         kappa = rule.kappa(n, f)
-        if kappa is None or rule.notion == "spectral bound":
+        if kappa is None or rule.kappa_kind == "spectral bound":
             continue
         for seed in range(30):
             rng = np.random.default_rng(seed)

@@ -6,8 +6,8 @@ import math
 import torch
 from torch import nn
 
+from flwr_safedshb.privacy.batches import Example
 from flwr_safedshb.privacy.clipping.gradients import Loss, UnsupportedModelError
-from flwr_safedshb.privacy.datasets import Example
 from flwr_safedshb.privacy.plan import Clipping
 from flwr_safedshb.privacy.randomness.streams import separate_streams
 
@@ -25,7 +25,7 @@ class Honest:
         self.model, self.loss, self.clip_norm = model, loss, clip_norm
         self.trained = [p for p in model.parameters() if p.requires_grad]
 
-    def consume(
+    def consume_batch(
         self,
         batch: Example,
         groups: int = 1,

@@ -8,8 +8,8 @@ import flwr_safedshb.audit.label_inference
 from flwr_safedshb.audit.candidate import Trial, drawn, entries
 from flwr_safedshb.audit.label_inference import Reading, read_labels
 from flwr_safedshb.audit.zoo import plain
+from flwr_safedshb.privacy.batches import Example
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.datasets import Example
 
 LOGISTIC = plain.SUBJECTS[0]
 
@@ -29,10 +29,10 @@ def test_labels_are_read_no_better_than_by_chance() -> None:
 
 def test_labels_are_read_where_clipping_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unclipped(ClippedGradients):
-        def consume(
+        def consume_batch(
             self, batch: Example, groups: int = 1, usable: torch.Tensor | None = None
         ) -> torch.Tensor:
-            return 1e3 * super().consume(batch, groups, usable)
+            return 1e3 * super().consume_batch(batch, groups, usable)
 
     monkeypatch.setattr(
         flwr_safedshb.audit.label_inference, "ClippedGradients", Unclipped

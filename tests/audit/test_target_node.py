@@ -9,7 +9,7 @@ from flwr_safedshb.algorithm.wire import Arrays
 from flwr_safedshb.audit.messages import odd_configs, send_odd_messages
 from flwr_safedshb.audit.transcripts import BAD, compare_transcripts
 from flwr_safedshb.client import RefusedError, SafeDSHBClient, Scalar
-from flwr_safedshb.privacy.datasets import tensors_of
+from flwr_safedshb.privacy.batches import tensors_of
 
 pytestmark = pytest.mark.federation
 
@@ -29,7 +29,7 @@ class Careless(SafeDSHBClient):
     def fit(self, parameters: Arrays, config: Mapping[str, Scalar]) -> Fitted:
         step = config.get("step")
         if not isinstance(step, int):
-            example = self.dataset.one(0)
+            example = self.dataset.read_one(0)
             assert example is not None
             raise RefusedError(f"no step for {float(tensors_of(*example)[0].sum())}")
         return super().fit(parameters, config)
@@ -71,7 +71,7 @@ class RepliesWithErrors(SafeDSHBClient):
     def fit(self, parameters: Arrays, config: Mapping[str, Scalar]) -> Fitted:
         fitted = super().fit(parameters, config)
         for index in range(0, self.plan.num_examples, 1 + int(config["step"]) % 2):
-            example = self.dataset.one(index)
+            example = self.dataset.read_one(index)
             if example is None or int(tensors_of(*example)[1]) not in (0, 1):
                 raise RefusedError("the step failed on an example")
         return fitted

@@ -130,8 +130,8 @@ def test_an_item_that_is_built_otherwise_counts_as_zero(
     other = {"wrong": NESTED[5]["left"], "right": NESTED[5]["right"], "y": LABELS[5]}
     odd = [other if i == 5 else item for i, item in enumerate(NESTED)]
     with log_causes():
-        assert make_examples(odd, "y").one(5) is None
-    assert "wrong: float32 [1]" in caplog.text
+        assert make_examples(odd, "y").read_one(5) is None
+    assert "wrong: float32 (k, 1)" in caplog.text
     step(odd, Keywords(3, 2), target="y")
 
 
@@ -143,7 +143,7 @@ def test_no_item_decides_what_the_others_look_like() -> None:
     one, all_but_one = ["what is this?", *PAIRS[1:]], [*"abcde", *PAIRS[5:]]
     for odd in (one, all_but_one):
         examples = make_examples(odd, like=LIKE)
-        read = [examples.one(i) is not None for i in range(SIZE)]
+        read = [examples.read_one(i) is not None for i in range(SIZE)]
         assert read == [not isinstance(item, str) for item in odd]
 
 
@@ -179,7 +179,7 @@ def test_an_item_that_raises_anything_is_an_empty_place(
             return super().__getitem__(index)
 
     examples = make_examples(Raises(PAIRS), like=LIKE)
-    _, _, usable = examples.batch(np.arange(SIZE), None)
+    _, _, usable = examples.read_batch(np.arange(SIZE))
     assert usable is not None
     assert usable.tolist() == [i != 3 for i in range(SIZE)]
 
@@ -196,7 +196,7 @@ def test_the_owner_can_stop_a_node_while_it_reads() -> None:
     before = signal.signal(signal.SIGTERM, stop)
     try:
         with pytest.raises(SystemExit):
-            make_examples(Stops(PAIRS), like=LIKE).one(0)
+            make_examples(Stops(PAIRS), like=LIKE).read_one(0)
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -210,7 +210,7 @@ def test_ctrl_c_stops_a_node_while_it_reads() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            make_examples(Interrupted(PAIRS), like=LIKE).one(0)
+            make_examples(Interrupted(PAIRS), like=LIKE).read_one(0)
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -226,7 +226,7 @@ def test_flowers_own_exit_stops_a_node_while_it_reads() -> None:
             flower["leave"]()
 
     with pytest.raises(SystemExit):
-        make_examples(Left(PAIRS), like=LIKE).one(0)
+        make_examples(Left(PAIRS), like=LIKE).read_one(0)
 
 
 def test_a_time_limit_of_the_datasets_own_stops_nobody() -> None:
@@ -240,7 +240,7 @@ def test_a_time_limit_of_the_datasets_own_stops_nobody() -> None:
 
     before = signal.signal(signal.SIGALRM, late)
     try:
-        assert make_examples(Slow(PAIRS), like=LIKE).one(0) is None
+        assert make_examples(Slow(PAIRS), like=LIKE).read_one(0) is None
     finally:
         signal.signal(signal.SIGALRM, before)
 
@@ -260,7 +260,7 @@ def test_what_one_item_draws_changes_no_other() -> None:
     found = []
     for dataset.greedy in (-1, 2):
         torch.manual_seed(0)
-        inputs, _, _ = make_examples(dataset, like=LIKE).batch(np.arange(SIZE), None)
+        inputs, _, _ = make_examples(dataset, like=LIKE).read_batch(np.arange(SIZE))
         found.append(cast(torch.Tensor, inputs))
     changed = (found[0] != found[1]).any(dim=1)
     assert changed.nonzero().flatten().tolist() == [2]
@@ -274,7 +274,7 @@ def test_a_dataset_may_use_the_same_memory_for_every_item() -> None:
             inputs, label = super().__getitem__(index)
             return self.memory.copy_(inputs), label
 
-    inputs, _, _ = make_examples(Reused(PAIRS), like=LIKE).batch(np.arange(SIZE), None)
+    inputs, _, _ = make_examples(Reused(PAIRS), like=LIKE).read_batch(np.arange(SIZE))
     torch.testing.assert_close(cast(torch.Tensor, inputs), INPUTS)
 
 
@@ -300,7 +300,7 @@ class Odd(torch.Tensor):
 def test_an_item_of_any_kind_leaves_the_others_as_they_are(odd: object) -> None:
     items: list[Any] = [*PAIRS]
     items[5] = odd, LABELS[5]
-    inputs, _, usable = make_examples(items, like=LIKE).batch(np.arange(SIZE), None)
+    inputs, _, usable = make_examples(items, like=LIKE).read_batch(np.arange(SIZE))
     others = np.arange(SIZE) != 5
     assert usable is not None
     assert usable[others].all()
@@ -311,7 +311,7 @@ def test_an_item_of_any_kind_leaves_the_others_as_they_are(odd: object) -> None:
 def test_rows_that_are_not_finite_are_empty_places_from_the_start() -> None:
     inputs = INPUTS.clone()
     inputs[2, 1], inputs[4, 0] = math.nan, math.inf
-    drawn, _, usable = make_examples((inputs, LABELS)).batch(np.arange(SIZE), None)
+    drawn, _, usable = make_examples((inputs, LABELS)).read_batch(np.arange(SIZE))
     assert usable is not None
     assert usable.tolist() == [i not in (2, 4) for i in range(SIZE)]
     assert cast(torch.Tensor, drawn).isfinite().all()
@@ -360,7 +360,7 @@ class Stream(IterableDataset[object]):
         (Stream(), {}, "is a Stream, whose items have no numbers"),
         ({"x": INPUTS, "y": LABELS}, {}, "is a dict, whose items have no numbers"),
         ((INPUTS, LABELS[1:]), {}, "as many rows; they have 19, 20"),
-        ([("text", y) for _, y in PAIRS], {}, "the input is of type str, and no tens"),
+        ([("text", y) for _, y in PAIRS], {}, "the input is of type str, and a model"),
         (PAIRS, {"unpack": lambda item: item[0]}, "unpack returns single arrays"),
         (
             DICTS,

@@ -6,8 +6,8 @@ import torch
 from scipy import stats
 from torch import nn
 
+from flwr_safedshb.privacy.batches import Example
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.datasets import Example
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.private_gradient import private_gradient
 from flwr_safedshb.privacy.randomness.noise import SecureRandomness, SeededRandomness
@@ -36,7 +36,7 @@ def test_a_poisson_batch_has_as_many_places_for_any_draw(
 ) -> None:
     plan = PrivacyPlan(1.0, 0.0, 1, 40, sampling="poisson")
     seen: list[torch.Tensor] = []
-    own = ClippedGradients.consume
+    own = ClippedGradients.consume_batch
 
     def watched(
         self: ClippedGradients, batch: Example, groups: int = 1, *, usable: torch.Tensor
@@ -44,7 +44,7 @@ def test_a_poisson_batch_has_as_many_places_for_any_draw(
         seen.append(usable)
         return own(self, batch, groups, usable)
 
-    monkeypatch.setattr(ClippedGradients, "consume", watched)
+    monkeypatch.setattr(ClippedGradients, "consume_batch", watched)
     gradients = ClippedGradients(nn.Linear(1, 1, bias=False), slope, 1.0)
     source = SecureRandomness()
     released = [

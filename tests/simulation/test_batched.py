@@ -91,7 +91,7 @@ def test_clients_do_go_through_the_model_at_once(
     monkeypatch: pytest.MonkeyPatch, sampling: Sampling
 ) -> None:
     sizes = []
-    consume = ClippedGradients.consume
+    consume = ClippedGradients.consume_batch
 
     def count(
         self: ClippedGradients,
@@ -102,7 +102,7 @@ def test_clients_do_go_through_the_model_at_once(
         sizes.append(groups)
         return consume(self, batch, groups, usable)
 
-    monkeypatch.setattr(ClippedGradients, "consume", count)
+    monkeypatch.setattr(ClippedGradients, "consume_batch", count)
     model = nn.Linear(5, 1)
     train(BatchedGrid(make_app(model, sampling), N), model)
     assert sizes == [N] * STEPS

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import simulations.audit
+from flwr_safedshb.privacy.batches import Example
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.datasets import Example
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 from simulations.audit import PLANS, audit, epsilon_lower_bound, main
@@ -56,11 +56,11 @@ def test_catches_the_sensitivity_of_a_removed_example(
 
 
 class Unclipped(ClippedGradients):
-    def consume(
+    def consume_batch(
         self, batch: Example, groups: int = 1, usable: torch.Tensor | None = None
     ) -> torch.Tensor:
         clip_norm, self.clip_norm = self.clip_norm, 1e9
-        total = super().consume(batch, groups, usable)
+        total = super().consume_batch(batch, groups, usable)
         self.clip_norm = clip_norm
         return total
 

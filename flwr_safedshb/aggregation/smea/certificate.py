@@ -21,8 +21,12 @@ and Kale, 2007). Every W on the way gives a valid bound; the largest is kept.
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_safedshb.aggregation.gram import Subset, nearest_sums, squared_distances
 from flwr_safedshb.aggregation.rule import FloatArray
+from flwr_safedshb.aggregation.scatter import (
+    Subset,
+    nearest_sums,
+    squared_distances,
+)
 from flwr_safedshb.aggregation.smea.budget import WorkBudget
 from flwr_safedshb.aggregation.smea.root_cases import Spectrum
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flwr_safedshb.aggregation.gram import RESOLUTION
 from flwr_safedshb.aggregation.rule import FloatArray
+from flwr_safedshb.aggregation.scatter import RESOLUTION
 
 POINTS: FloatArray = np.array(
     [[2, 6], [5, 7], [4, 7], [6, 9], [7, 3], [2, 7], [8, 0]], dtype=np.float64

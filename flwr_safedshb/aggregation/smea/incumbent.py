@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_safedshb.aggregation.gram import (
+from flwr_safedshb.aggregation.rule import FloatArray
+from flwr_safedshb.aggregation.scatter import (
     Subset,
     nearest_sums,
     scatter_gram,
     scatter_lambda,
 )
-from flwr_safedshb.aggregation.rule import FloatArray
 from flwr_safedshb.aggregation.smea.budget import DECOMPOSITION, WorkBudget
 
 # Products with the scatter that its top direction is taken from; the next one starts

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flwr_safedshb.aggregation.gram import Subset, scatter_gram
 from flwr_safedshb.aggregation.rule import FloatArray
+from flwr_safedshb.aggregation.scatter import Subset, scatter_gram
 from flwr_safedshb.aggregation.smea import search_state as st
 from flwr_safedshb.aggregation.smea.budget import DECOMPOSITION, WorkBudget
 from flwr_safedshb.aggregation.smea.kernels import IntArray

@@ -15,18 +15,20 @@ from typing import ClassVar
 import numpy as np
 
 from flwr_safedshb.aggregation.gram import (
-    RESOLUTION,
     GramRule,
-    Subset,
     check_gram,
     check_grams,
-    outermost_first,
+    single_threaded,
+)
+from flwr_safedshb.aggregation.rule import FloatArray, KappaKind, Weighing
+from flwr_safedshb.aggregation.scatter import (
+    RESOLUTION,
+    Subset,
     scatter_gram,
     scatter_lambda,
-    single_threaded,
+    sort_by_isolation,
     squared_distances,
 )
-from flwr_safedshb.aggregation.rule import FloatArray, Notion, Weighing
 from flwr_safedshb.theory import kappa_smea, kappa_smea_paper
 
 # Up to so many subsets it is faster to look at all of them.
@@ -56,7 +58,7 @@ class SMEA(GramRule):
     max_nodes: int = 400_000
     time_limit: float | None = None
 
-    notion: ClassVar[Notion] = "spectral"
+    kappa_kind: ClassVar[KappaKind] = "spectral"
 
     def __post_init__(self) -> None:
         if self.max_nodes < 0:
@@ -80,7 +82,7 @@ class SMEA(GramRule):
             smallest = bound = scatter_lambda(squared_distances(gram), subset)
         else:
             # Search in an order that does not depend on the order of the clients.
-            distances, order = outermost_first(gram, m)
+            distances, order = sort_by_isolation(gram, m)
             chosen, smallest, bound = self._choose(distances, m)
             subset = np.sort(order[chosen])
         gap = smallest / bound - 1.0 if bound > 0.0 else math.inf
@@ -102,7 +104,7 @@ class SMEA(GramRule):
     @single_threaded
     def _enumerate_many(self, grams: FloatArray, f: int) -> FloatArray:
         g, n = len(grams), grams.shape[-1]
-        distances, orders = outermost_first(grams, n - f)
+        distances, orders = sort_by_isolation(grams, n - f)
         subsets, _ = _enumerate(distances, n - f)
         weights = np.zeros((g, n))
         chosen = np.take_along_axis(orders, subsets, axis=1)

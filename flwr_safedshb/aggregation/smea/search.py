@@ -5,8 +5,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from flwr_safedshb.aggregation.gram import RESOLUTION, Subset, scatter_lambda
 from flwr_safedshb.aggregation.rule import FloatArray
+from flwr_safedshb.aggregation.scatter import (
+    RESOLUTION,
+    Subset,
+    scatter_lambda,
+)
 from flwr_safedshb.aggregation.smea import branch_and_bound as bnb
 from flwr_safedshb.aggregation.smea import search_state as st
 from flwr_safedshb.aggregation.smea.budget import SLICE, WorkBudget

@@ -1,4 +1,4 @@
-"""The one place where norms, clip factors and sums of gradients are made.
+"""Norms, clip factors and sums of per-example gradients, with the proof of the bound.
 
 An example i contributes f_i x_i to the sum, where x_i holds *stored* floating-point
 numbers (rows, or two vectors whose outer product it is) and f_i = min(1, C'/N_i). The
@@ -20,8 +20,8 @@ type, u that type's unit roundoff (2^-24 for float32), v = 2^-53 that of float64
    2002, section 3.1), and the error of the block has norm at most (n + 3) n u C'.
 3. Products that underflow, or are taken for zero where they would, add less than
    n u C' to it: an outer product for which they could add more than u C' is left out
-   (`Part`), and elsewhere C >= MIN_CLIP is far above the least number of the type. All
-   products are at most C', so none overflows.
+   (`GradientPart`), and elsewhere C >= MIN_CLIP is far above the least number of the
+   type. All products are at most C', so none overflows.
 4. More than BLOCK examples are summed in blocks, and these in float64, or all at once
    in float64: by 2 and 3 with N and v, at most (N + 4) N v C' more. Blocks without the
    example are the same numbers in both sums; only their addition rounds otherwise.
@@ -34,10 +34,10 @@ type, u that type's unit roundoff (2^-24 for float32), v = 2^-53 that of float64
    so rounding costs a share of C: 0.052 % for 64 examples in float32, 0.0086 % for 25,
    nothing to speak of in float64, the type for models of up to `WIDE` parameters.
 
-How the numbers of x_i came about, with what rounding, is no matter: what is measured is
-what is summed. Assumed is that they do not depend on another example (`passes`), and
-that the same products in the same shapes round alike. So N must be the same with the
-example and without it: a place that is empty is still a place.
+How the numbers of x_i were rounded does not matter: what is measured is what is summed.
+The proof assumes that they do not depend on another example (`backward`), and that the
+same products in the same shapes round alike. So N must be the same with the example and
+without it: an empty place is still a place.
 """
 
 from __future__ import annotations
@@ -52,17 +52,16 @@ import torch
 BLOCK = 64
 WIDE = 4096
 MIN_CLIP, MAX_CLIP = 2.0**-60, 2.0**60
-# Squares that are summed in float32 before the sum is carried on in float64.
-_SQUARES = 256
+# Squares that are summed in float32 before the sum goes on in float64.
+_FLOAT32_SQUARES = 256
 
 
 @dataclass(eq=False)
 class GradientPart:
     """The gradients of k examples for some of the parameters.
 
-    They are g, (k, q), of the parameters at `own`, such as a bias, or any that have a
-    row for each example; and the outer products of g and what went in, (k, p), of those
-    at `weight`.
+    Those of the parameters at `own`, such as a bias, are g, (k, q). Those of the
+    parameters at `weight` are the outer products of g and `inputs`, (k, p).
     """
 
     g: torch.Tensor
@@ -72,11 +71,11 @@ class GradientPart:
 
     @property
     def size(self) -> int:
-        """How many parameters."""
+        """Number of parameters."""
         return sum(at.stop - at.start for at in (self.own, self.weight) if at)
 
     def squared_norms(self, clip_norm: float) -> torch.Tensor:
-        """Return the squared norms, at least, up to rounding in float64; (k,)."""
+        """Return upper bounds of the squared norms, up to rounding in float64; (k,)."""
         if self.inputs is None:
             return squared_norms(self.g)
         each = squared_norms(self.inputs)
@@ -91,13 +90,13 @@ class GradientPart:
             each.masked_fill_(each > limit**2 / self.g.shape[1], math.inf)
         return each.mul_(squared_norms(self.g))
 
-    def drop(self, examples: torch.Tensor) -> None:
+    def zero_examples(self, examples: torch.Tensor) -> None:
         """Set the gradients of some examples, (k,) of bool, to zero."""
         self.g = _zero_rows(self.g, examples)
         if self.inputs is not None:
             self.inputs = _zero_rows(self.inputs, examples)
 
-    def write(self, factors: torch.Tensor, out: torch.Tensor) -> None:
+    def write_sums(self, factors: torch.Tensor, out: torch.Tensor) -> None:
         """Write sum_i f_i x_i, f of shape (groups, k), to `out`, (groups, d)."""
         g, each = self.g.view(*factors.shape, -1), factors.unsqueeze(2)
         if self.inputs is None:
@@ -112,39 +111,42 @@ class GradientPart:
 
 
 class TablePart:
-    """The same of a table: gradients g, (k, t, q), of some rows, `entries`, (k, t)."""
+    """The gradients of k examples for a table.
+
+    They are g, (k, t, q), for the rows `entries`, (k, t).
+    """
 
     def __init__(
         self, entries: torch.Tensor, g: torch.Tensor, length: int, weight: slice
     ) -> None:
         self._length, self._weight, self._count = length, weight, len(g)
         self.size = length * g.shape[2]
-        # Each example's own rows, added up before they are measured and summed.
+        # Each example's uses of a row are added up before they are measured and summed.
         owners = torch.arange(len(g), device=g.device).unsqueeze(1)
-        self._places, inverse = torch.unique(
+        self._keys, inverse = torch.unique(
             owners * length + entries, return_inverse=True
         )
-        self._owners = self._places.div(length, rounding_mode="floor")
-        self._g = g.new_zeros(len(self._places), g.shape[2], dtype=torch.float64)
+        self._owners = self._keys.div(length, rounding_mode="floor")
+        self._g = g.new_zeros(len(self._keys), g.shape[2], dtype=torch.float64)
         self._g.index_add_(0, inverse.flatten(), g.flatten(0, 1).double())
 
     def squared_norms(self, clip_norm: float) -> torch.Tensor:
-        """Return the squared norms."""
+        """Return the squared norms, up to rounding in float64; (k,)."""
         found = self._g.new_zeros(self._count)
         return found.index_add_(0, self._owners, squared_norms(self._g))
 
-    def drop(self, examples: torch.Tensor) -> None:
-        """Set the gradients of some examples to zero."""
+    def zero_examples(self, examples: torch.Tensor) -> None:
+        """Set the gradients of some examples, (k,) of bool, to zero."""
         self._g = _zero_rows(self._g, examples[self._owners])
 
-    def write(self, factors: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the sums of the gradients times their factors."""
+    def write_sums(self, factors: torch.Tensor, out: torch.Tensor) -> None:
+        """Write sum_i f_i x_i, f of shape (groups, k), to `out`, (groups, d)."""
         groups, count = factors.shape
         g = self._g * factors.flatten()[self._owners].unsqueeze(1)
         # From the row of an example to that of its group.
         shift = self._owners - self._owners.div(count, rounding_mode="floor")
         table = g.new_zeros(groups * self._length, g.shape[1])
-        table.index_add_(0, self._places - shift * self._length, g)
+        table.index_add_(0, self._keys - shift * self._length, g)
         out[:, self._weight] = table.view(groups, -1)
 
 
@@ -154,23 +156,23 @@ def clip_and_sum(
     clip_norm: float,
     dtype: torch.dtype,
     usable: torch.Tensor | None = None,
-    whole: int = 0,
+    total_count: int = 0,
 ) -> torch.Tensor:
     """Sum the clipped gradients of each group of examples.
 
     Parameters
     ----------
-    parts : sequence of Part or Rows
-        Of all groups in a row; a parameter without one has no gradient.
+    parts : sequence of GradientPart or TablePart
+        Of all groups, one after the other; a parameter without one has no gradient.
     shape : (groups, k, d)
         k examples in each group, d parameters in all.
     clip_norm : float
         C.
     dtype : torch.dtype
-        In which a block is summed, and the type of the parts.
+        Of the parts, and of the sum of a block.
     usable : Tensor of bool, shape (groups * k,), optional
-        False for places that are empty.
-    whole : int
+        False for empty places.
+    total_count : int
         N, if these are parts of larger sums.
 
     Returns
@@ -180,8 +182,8 @@ def clip_and_sum(
     """
     groups, count, size = shape
     norms = reduce(torch.add, (part.squared_norms(clip_norm) for part in parts)).sqrt_()
-    # Lowered by more than what rounds, or underflows, in float64.
-    bound = lower_clip_norm(clip_norm, max(whole, count), dtype)
+    # Lowered by more than float64 rounds or underflows.
+    bound = lower_clip_norm(clip_norm, max(total_count, count), dtype)
     bound /= 1.0 + 2.0**-30 + size * 2.0**-50
     factors = bound / norms
     if dtype != torch.float64:
@@ -195,50 +197,54 @@ def clip_and_sum(
         infinite = ~norms.isfinite()
         factors.masked_fill_(infinite, 0.0)
         for part in parts:
-            part.drop(infinite)
+            part.zero_examples(infinite)
     make = torch.empty if sum(part.size for part in parts) == size else torch.zeros
     wide = dtype if count <= BLOCK else torch.float64
     out = make(groups, size, dtype=wide, device=norms.device)
     for part in parts:
-        part.write(factors.view(groups, count), out)
+        part.write_sums(factors.view(groups, count), out)
     return out
 
 
 def lower_clip_norm(clip_norm: float, count: int, dtype: torch.dtype) -> float:
-    """Return C': what is left of C when the rounding of `count` examples is off it."""
+    """Return C': C lowered by the rounding of `count` examples."""
     n, u = float(min(count, BLOCK)), torch.finfo(dtype).eps / 2.0
     wide = 2.0 * (count + 4.0) * count * 2.0**-53
     return clip_norm / (1.0 + 2.0 * (n + 4.0) * n * u + wide)
 
 
 def _zero_rows(rows: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
-    """Return rows of which some are zero, in place where every row has its memory."""
+    """Set some rows to zero, in place where every row has its own memory."""
     if 0 in rows.stride():
         return rows.masked_fill(which.unsqueeze(1), 0.0)
     return rows.index_fill_(0, which.nonzero().flatten(), 0.0)
 
 
 def squared_norms(rows: torch.Tensor) -> torch.Tensor:
-    """Return the squared norm of every row, at least, up to rounding in float64.
+    """Return an upper bound of every row's squared norm, up to rounding in float64.
 
     Those of long rows with values beyond 1e18 may be infinite: to look closer would
     take a time that depends on the values.
+
+    Parameters
+    ----------
+    rows : Tensor, shape (k, n)
     """
     length = rows.shape[1]
-    if rows.dtype == torch.float64 or length < 8 * _SQUARES:
-        return _wide_squares(rows)
-    full = length // _SQUARES * _SQUARES
-    blocks = rows[:, :full].reshape(len(rows), -1, _SQUARES)
+    if rows.dtype == torch.float64 or length < 8 * _FLOAT32_SQUARES:
+        return _float64_squared_norms(rows)
+    full = length // _FLOAT32_SQUARES * _FLOAT32_SQUARES
+    blocks = rows[:, :full].reshape(len(rows), -1, _FLOAT32_SQUARES)
     # A block's square is less than 2^-15 too small, up to squares that underflow.
     found: torch.Tensor = torch.linalg.vector_norm(blocks, dim=2).double()
     found = found.square_().sum(dim=1)
     found.mul_(1.0 + 2.0**-15).add_(length * torch.finfo(rows.dtype).tiny)
-    return found.add_(_wide_squares(rows[:, full:]))
+    return found.add_(_float64_squared_norms(rows[:, full:]))
 
 
-def _wide_squares(rows: torch.Tensor) -> torch.Tensor:
+def _float64_squared_norms(rows: torch.Tensor) -> torch.Tensor:
     norms: torch.Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    # Squares that underflow may be multiplied by large ones (`Part`).
+    # Squares that underflow may be multiplied by large ones (`GradientPart`).
     return norms.square_().add_(rows.shape[1] * torch.finfo(torch.float64).tiny)
 
 
@@ -252,7 +258,7 @@ def sum_outer_products(
     left, right : Tensor, shape (groups, k, q) and (groups, k, p)
     out : Tensor, shape (groups, q, p)
     """
-    if left.dtype != torch.float64 and not _exact():
+    if left.dtype != torch.float64 and not _has_exact_float32():
         left, right = left.double(), right.double()
     if left.dtype != out.dtype:
         out.zero_()
@@ -266,8 +272,8 @@ def sum_outer_products(
         torch.bmm(left.mT, right, out=out)
 
 
-def _exact() -> bool:
-    """Say whether products of float32 are computed in float32, and in no less."""
+def _has_exact_float32() -> bool:
+    """Return whether matrix products of float32 are computed in full float32."""
     try:
         return torch.get_float32_matmul_precision() == "highest"
     except RuntimeError:  # set for one backend alone

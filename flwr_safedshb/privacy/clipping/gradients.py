@@ -1,18 +1,18 @@
 """Clipped sums of per-example gradients (Alg. 1, lines 4 and 5) for torch models.
 
-One interface. How a batch goes through the model is a matter of `passes`, whether a
-model can be trained privately one of `checks`, and the numbers one of `sums`.
+`validate_model` decides whether a model can be trained privately, `backward` keeps its
+examples apart, and `clipped_sum` bounds their sum.
 
 Formal guarantees
 -----------------
 - Exchanging one example of a batch for any other moves the sum, as the floating-point
   numbers that it is, by at most 2C, and leaving its place empty moves it by at most C,
-  whatever the weights and the other examples are (`sums` has the proof).
+  whatever the weights and the other examples are (`clipped_sum` has the proof).
 - No example's contribution depends on another example, of this batch or of an earlier
-  one (`passes`).
+  one (`backward`).
 - An example that the model or the loss cannot take, or whose loss or gradient is not
-  finite, contributes zero, and the others are what they are without it: nothing is
-  computed again (`total`).
+  finite, contributes zero, and the others contribute what they would without it:
+  nothing is computed again (`total_functions`).
 - How a batch is computed depends on types and shapes alone.
 """
 
@@ -26,11 +26,15 @@ import torch
 from torch import nn
 
 from flwr_safedshb.privacy.bad_examples import log_unusable
-from flwr_safedshb.privacy.clipping.backward import (
-    PerExampleBackward,
+from flwr_safedshb.privacy.batches import (
+    Batch,
+    Example,
     copy_batch,
-    flush_denormals,
+    count_examples,
+    index_batch,
+    tensors_of,
 )
+from flwr_safedshb.privacy.clipping.backward import PerExampleBackward, flush_denormals
 from flwr_safedshb.privacy.clipping.clipped_sum import (
     MAX_CLIP,
     MIN_CLIP,
@@ -42,7 +46,6 @@ from flwr_safedshb.privacy.clipping.validate_model import (
     find_backward,
     refuse_global_hooks,
 )
-from flwr_safedshb.privacy.datasets import Batch, Example, index_batch, tensors_of
 from flwr_safedshb.privacy.losses import Loss, PerExampleLoss, UnsupportedModelError
 from flwr_safedshb.privacy.plan import Clipping
 
@@ -53,7 +56,7 @@ MAX_HELD: dict[Clipping, int] = {"per-example": 2**27, "ghost": 2**22}
 
 
 class ClippedGradients:
-    """Sums the clipped gradients of a batch's examples.
+    """Sum the clipped gradients of a batch's examples.
 
     It works on a copy that shares the model's weights: the model itself is never
     modified, and its current weights are used in every call. The copy is in training
@@ -68,16 +71,16 @@ class ClippedGradients:
     clip_norm : float
         C.
     clipping : {"per-example", "ghost"}
-        How much memory gradients of examples may take (`MAX_HELD`), where they must be
-        formed: in less, fewer examples are worked on at a time.
+        How much memory per-example gradients may take (`MAX_HELD`) where they must be
+        formed. With less memory, fewer examples are worked on at a time.
 
     Attributes
     ----------
-    most_wide : int
+    max_float64_size : int
         Models of up to so many parameters are summed in float64.
     """
 
-    most_wide = WIDE
+    max_float64_size = WIDE
 
     def __init__(
         self,
@@ -95,15 +98,15 @@ class ClippedGradients:
         check_model(model)
         self.model, self.clip_norm, self.clipping = model, clip_norm, clipping
         self._loss = PerExampleLoss(loss)
-        # Where parameters are: to walk through the model in every step takes longer
-        # than a small one's gradients, and to keep them would miss a replaced one.
+        # Where the parameters are: to search the model in every step takes longer than
+        # a small one's gradients, and to keep them would miss one that is replaced.
         paths = [name.rpartition(".") for name, _ in model.named_parameters()]
         self._homes = [(model.get_submodule(path), name) for path, _, name in paths]
         self.size = sum(p.numel() for p in self.trained)
-        small = self.size <= self.most_wide
+        small = self.size <= self.max_float64_size
         wide = small or any(p.dtype == torch.float64 for p in self.trained)
         self._dtype = torch.float64 if wide else torch.float32
-        self._paths: dict[object, PerExampleBackward] = {}
+        self._backwards: dict[object, PerExampleBackward] = {}
         self._logged = False
 
     @property
@@ -116,15 +119,16 @@ class ClippedGradients:
         return cast(list[nn.Parameter], found)
 
     @property
-    def path(self) -> str:
-        """In words, how examples are kept apart; nothing before `prepare`."""
-        return ", ".join(dict.fromkeys(path.words for path in self._paths.values()))
+    def isolation(self) -> str:
+        """How examples are kept apart, for people; empty before `prepare`."""
+        found = [backward.description for backward in self._backwards.values()]
+        return ", ".join(dict.fromkeys(found))
 
     def prepare(self, inputs: Batch, targets: Batch) -> PerExampleBackward:
-        """Find out, with made-up examples, how to treat examples like these.
+        """Choose, with made-up examples, how to keep examples like these apart.
 
-        A call does so by itself; asked beforehand, a model that cannot be trained is
-        refused before anything is charged. Of the examples only shapes and types
+        A call does so by itself. Done beforehand, a model that cannot be trained is
+        refused before anything is charged. Only shapes and types of the examples
         matter.
 
         Raises
@@ -134,10 +138,11 @@ class ClippedGradients:
         refuse_global_hooks()
         tensors = tensors_of(inputs, targets)
         kind = tuple((tuple(tensor.shape[1:]), tensor.dtype) for tensor in tensors)
-        if kind not in self._paths:
-            like = inputs, targets
-            self._paths[kind] = find_backward(self.model, self._loss, like, self._dtype)
-        return self._paths[kind]
+        if kind not in self._backwards:
+            self._backwards[kind] = find_backward(
+                self.model, self._loss, (inputs, targets), self._dtype
+            )
+        return self._backwards[kind]
 
     def __call__(self, inputs: Batch, targets: Batch) -> list[torch.Tensor]:
         """Return the sum of the examples' clipped gradients.
@@ -172,16 +177,18 @@ class ClippedGradients:
     ) -> torch.Tensor:
         """Return the sums of the clipped gradients of equal parts of a batch.
 
-        See `consume`, which this calls with a copy of the batch.
+        See `consume_batch`, which is given a copy of the batch.
         """
-        return self.consume((copy_batch(inputs), copy_batch(targets)), groups, usable)
+        return self.consume_batch(
+            (copy_batch(inputs), copy_batch(targets)), groups, usable
+        )
 
-    def consume(
+    def consume_batch(
         self, batch: Example, groups: int = 1, usable: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return the sums of the clipped gradients of equal parts of a batch.
 
-        The batch must be a copy: a layer that works in place overwrites it.
+        The batch must be a copy, because layers that work in place overwrite it.
 
         Parameters
         ----------
@@ -189,7 +196,7 @@ class ClippedGradients:
             One group after the other.
         groups : int
         usable : Tensor of bool, shape (groups * k,), optional
-            False for places that are empty: what stands there contributes zero.
+            False for empty places: what stands there contributes zero.
 
         Returns
         -------
@@ -203,58 +210,71 @@ class ClippedGradients:
         (count,) = counts
         if count == 0:
             return torch.zeros(groups, self.size, device=self.trained[0].device)
-        path = self.prepare(inputs, targets)
-        with path.lock, flush_denormals():
-            return self._consume(path, batch, groups, usable)
+        backward = self.prepare(inputs, targets)
+        with backward.lock, flush_denormals():
+            self._load_weights(backward)
+            return self._sum_in_chunks(backward, batch, groups, usable)
 
-    def _consume(
+    def _load_weights(self, backward: PerExampleBackward) -> None:
+        """Give a pass the model's current weights."""
+        for own, given in zip(backward.parameters, self._parameters(), strict=True):
+            own.data = given.data
+        if backward.buffers:
+            given_buffers = self.model.buffers()
+            for buffer, source in zip(backward.buffers, given_buffers, strict=True):
+                buffer.copy_(source)
+
+    def _sum_in_chunks(
         self,
-        path: PerExampleBackward,
+        backward: PerExampleBackward,
         batch: Example,
         groups: int,
         usable: torch.Tensor | None,
     ) -> torch.Tensor:
+        """Sum the groups at once, or each in chunks where they take too much memory."""
         inputs, targets = batch
-        for mine, given in zip(path.parameters, self._parameters(), strict=True):
-            mine.data = given.data
-        if path.buffers:
-            for own, theirs in zip(path.buffers, self.model.buffers(), strict=True):
-                own.copy_(theirs)
-        most = max(1, MAX_HELD[self.clipping] // max(1, path.held))
-        count = len(tensors_of(targets)[0])
+        held = backward.elements_per_example
+        max_count = max(1, MAX_HELD[self.clipping] // max(1, held))
+        count = count_examples(targets)
         each = count // groups
-        if count <= most:
-            return self._sums(path, batch, (groups, each), usable, each)
-        # One group after the other, in parts where one alone is too large.
-        out = torch.zeros(groups, self.size, dtype=torch.float64)
-        for group, first in itertools.product(range(groups), range(0, each, most)):
-            size = min(most, each - first)
-            part = slice(group * each + first, group * each + first + size)
-            some = None if usable is None else usable[part]
-            few = index_batch(inputs, part), index_batch(targets, part)
-            out[group] += self._sums(path, few, (1, size), some, each)[0]
-        return out
+        if count <= max_count:
+            return self._sum_chunk(backward, batch, (groups, each), usable, each)
+        sums = torch.zeros(groups, self.size, dtype=torch.float64)
+        for group, first in itertools.product(range(groups), range(0, each, max_count)):
+            size = min(max_count, each - first)
+            rows = slice(group * each + first, group * each + first + size)
+            chunk = index_batch(inputs, rows), index_batch(targets, rows)
+            counted = None if usable is None else usable[rows]
+            sums[group] += self._sum_chunk(backward, chunk, (1, size), counted, each)[0]
+        return sums
 
-    def _sums(
+    def _sum_chunk(
         self,
-        path: PerExampleBackward,
-        batch: Example,
+        backward: PerExampleBackward,
+        chunk: Example,
         shape: tuple[int, int],
         usable: torch.Tensor | None,
-        whole: int,
+        total_count: int,
     ) -> torch.Tensor:
-        parts, losses = path.run(*batch)
+        """Sum groups of one shape, (groups, k), which are parts of `total_count`."""
+        parts, losses = backward.run(*chunk)
         if not math.isfinite(losses.sum()):
             finite = losses.isfinite()
             self._log_infinite(finite, usable)
             usable = finite if usable is None else finite & usable
-        if not parts:  # no gradient leads anywhere
+        if not parts:  # the loss depends on no parameter
             return torch.zeros(shape[0], self.size)
-        numbers = (*shape, self.size), self.clip_norm, path.dtype
-        return clip_and_sum(parts, *numbers, usable, whole)
+        return clip_and_sum(
+            parts,
+            (*shape, self.size),
+            self.clip_norm,
+            backward.dtype,
+            usable,
+            total_count,
+        )
 
     def _log_infinite(self, finite: torch.Tensor, usable: torch.Tensor | None) -> None:
-        """Write to the node's log that examples have no finite loss, once."""
+        """Log on this node that examples have no finite loss, once."""
         lost = ~finite if usable is None else usable & ~finite
         if not self._logged and (count := int(lost.sum())):
             self._logged = True

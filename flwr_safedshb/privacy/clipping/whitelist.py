@@ -1,4 +1,4 @@
-"""Forward passes of torch that are known not to mix examples."""
+"""Forward passes of torch that are known to keep examples apart."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROWWISE = frozenset(
         *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
     )
 )
-# What a class may have of its own, where it inherits one of these.
+# Attributes that a subclass of one of these may define.
 _HARMLESS = {
     *("__init__", "__module__", "__doc__", "__annotations__", "__constants__"),
     *("__annotate__", "__annotate_func__", "__parameters__", "extra_repr"),
@@ -30,21 +30,21 @@ _HARMLESS = {
 
 
 def is_rowwise(model: nn.Module) -> bool:
-    """Say whether a model is a sequence of layers that treat every row by itself.
+    """Return whether a model is a sequence of layers that treat every row by itself.
 
     Only torch's own forward passes count, without hooks or parametrisations: a forward
     of the user's own may do anything.
     """
-    return all(map(_known, model.modules()))
+    return all(map(_is_rowwise_layer, model.modules()))
 
 
 def has_formula(layer: nn.Module) -> bool:
-    """Say whether a layer's gradients follow from what goes in and comes back."""
+    """Return whether a formula gives the gradients of a layer (`ghost_norms`)."""
     return (
         type(layer).forward in FORMULAS
-        and _inherits(type(layer))
+        and _inherits_unchanged(type(layer))
         and not _is_patched(layer)
-        # A weight that is computed from others is none of the layer's own.
+        # The layer does not own a weight that is computed from others.
         and {"weight"} <= layer._parameters.keys() <= {"weight", "bias"}
         and getattr(layer, "padding_mode", "zeros") == "zeros"
         and has_no_hooks(layer)
@@ -52,7 +52,7 @@ def has_formula(layer: nn.Module) -> bool:
 
 
 def takes_rows(layer: nn.Module, inputs: torch.Tensor) -> bool:
-    """Say whether a layer with a formula takes the first axis for the examples."""
+    """Return whether a layer with a formula has the examples on its first axis."""
     if isinstance(layer, _ConvNd):
         return inputs.dim() == 2 + len(layer.kernel_size)
     if isinstance(layer, nn.LayerNorm):
@@ -60,9 +60,9 @@ def takes_rows(layer: nn.Module, inputs: torch.Tensor) -> bool:
     return inputs.dim() > 1 or not isinstance(layer, nn.Linear)
 
 
-def _known(module: nn.Module) -> bool:
+def _is_rowwise_layer(module: nn.Module) -> bool:
     kind = type(module)
-    if not _inherits(kind) or not has_no_hooks(module) or _is_patched(module):
+    if not _inherits_unchanged(kind) or not has_no_hooks(module) or _is_patched(module):
         return False
     if kind.forward is nn.Sequential.forward:
         return True
@@ -78,10 +78,10 @@ def _is_patched(module: nn.Module) -> bool:
     return any(callable(getattr(type(module), name, None)) for name in vars(module))
 
 
-def _inherits(kind: type) -> bool:
-    """Say whether a class changes nothing that it has from torch, such as a call."""
-    own = [each for each in kind.__mro__[:-1] if not _is_torchs(each)]
-    theirs = next(filter(_is_torchs, kind.__mro__))
+def _inherits_unchanged(kind: type) -> bool:
+    """Return whether a class overrides nothing of torch's, such as ``__call__``."""
+    own = [each for each in kind.__mro__[:-1] if not _is_of_torch(each)]
+    theirs = next(filter(_is_of_torch, kind.__mro__))
     return not any(
         hasattr(theirs, name) and name not in _HARMLESS
         for each in own
@@ -89,5 +89,5 @@ def _inherits(kind: type) -> bool:
     )
 
 
-def _is_torchs(kind: type) -> bool:
+def _is_of_torch(kind: type) -> bool:
     return kind.__module__.startswith("torch.nn.modules.")

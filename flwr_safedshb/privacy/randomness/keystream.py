@@ -1,11 +1,11 @@
-"""Unpredictable numbers: AES in counter mode, by OpenSSL, under a key for each draw.
+"""Unpredictable numbers: OpenSSL's AES in counter mode, under a new key for each draw.
 
 Formal guarantees
 -----------------
 - Every call has its own 128-bit key out of the operating system's entropy, and no state
   outlives a call: a forked process, a copied or an unpickled object cannot repeat one,
   and whoever learns all of a call's numbers learns nothing of another's.
-- `subset` and `below` are exactly uniform; `normal` differs from the Gaussian by the
+- `subset` and `integers` are exactly uniform; `normal` differs from the Gaussian by the
   rounding of float64.
 """
 
@@ -21,16 +21,16 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES128
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 _BLOCK_BYTES = 16
-# Kept, because to make them anew for each draw takes as long as to encrypt them.
+# Kept, because to allocate them takes as long as to encrypt them.
 _ZEROS = bytes(2**20)
-# Of the points of a square, the share within its circle, a bit less.
+# A bit less than pi / 4, the share of a square that its circle covers.
 _INSIDE = 0.78
 
 
 def words(count: int) -> npt.NDArray[np.uint64]:
     """Return ``count`` uniform 64-bit integers."""
     size = 8 * count
-    # OpenSSL wants room for a block more than the zeros that it encrypts.
+    # OpenSSL needs room for one more block than it encrypts.
     stream = np.empty(size + _BLOCK_BYTES, np.uint8)
     zeros = memoryview(_ZEROS)[:size] if size <= len(_ZEROS) else bytes(size)
     cipher = Cipher(AES128(os.urandom(_BLOCK_BYTES)), CTR(bytes(_BLOCK_BYTES)))
@@ -38,12 +38,12 @@ def words(count: int) -> npt.NDArray[np.uint64]:
     return stream[:size].view(np.uint64)
 
 
-def below(bound: int, count: int) -> npt.NDArray[np.int64]:
+def integers(bound: int, count: int) -> npt.NDArray[np.int64]:
     """Return ``count`` uniform integers in ``range(bound)``, 0 < ``bound`` < 2^63."""
     numbers = words(count)
-    # The last words are too few for a whole range; where one comes, all come anew.
+    # The last words are too few for a whole range; if one occurs, draw all again.
     if int(numbers.max(initial=0)) >= 2**64 - 2**64 % bound:
-        return below(bound, count)
+        return integers(bound, count)
     return (numbers % np.uint64(bound)).astype(np.int64)
 
 
@@ -58,7 +58,7 @@ def subset(population: int, size: int) -> npt.NDArray[np.int64]:
         return np.delete(np.arange(population), out)[np.argsort(words(size))]
     chosen = np.empty(0, np.int64)
     while len(chosen) < size:
-        drawn = np.append(chosen, below(population, 2 * size))
+        drawn = np.append(chosen, integers(population, 2 * size))
         # Without replacement: what was drawn before does not count again.
         _, first = np.unique(drawn, return_index=True)
         chosen = drawn[np.sort(first)[:size]]
@@ -83,7 +83,7 @@ def normal(count: int, std: float) -> npt.NDArray[np.float64]:
     s = x * x
     s += y * y
     inside = np.flatnonzero(s < 2.0**126)[:pairs]
-    if len(inside) < pairs:  # once in many draws; all come anew
+    if len(inside) < pairs:  # rarely; then draw all again
         return normal(count, std)
     s = s.take(inside)
     s *= 2.0**-126

@@ -1,9 +1,9 @@
-"""Where a client's randomness comes from: its noise and its choice of batches.
+"""A client's randomness: its noise and its choice of batches.
 
-Two types, one protocol. `SecureRandomness` is what a deployment uses: nobody can seed
-it, and nobody who learns a past output can compute another one. `SeededRandomness`
-repeats itself, so simulations are reproducible; whoever knows the seed can subtract the
-noise, so its runs are *not* private and say so through ``private = False``.
+`SecureRandomness` is what a deployment uses: nobody can seed it, and nobody who learns
+a past output can compute another one. `SeededRandomness` repeats itself, so simulations
+are reproducible. Whoever knows the seed can subtract the noise, so its runs are *not*
+private, and say so through ``private = False``.
 
 Formal guarantees
 -----------------
@@ -13,8 +13,8 @@ Formal guarantees
   distribution, with the low-order bits that floating-point attacks read off blunted
   (Holohan and Braghin, "Secure Random Sampling in Differential Privacy", 2021). Four
   such sums share four draws, with the signs of an orthogonal matrix, which keeps them
-  independent; what one draw for each value leaves to see jointly, `rounded` takes away.
-- `rounded` gives what is released a grid that does not depend on the data. Rounding is
+  independent; what they still show jointly in low-order bits, `round_to_grid` removes.
+- `round_to_grid` puts releases on a grid that does not depend on the data. Rounding is
   post-processing of the Gaussian mechanism, and each interval of the grid holds some
   2^25 values of the noise, so no value of the grid is out of reach for any data: the
   attack on which values can occur (Mironov, "On Significance of the Least Significant
@@ -34,11 +34,13 @@ from flwr_safedshb.privacy.randomness import keystream
 
 # Bits of a released value below the noise's deviation: as many as float32 keeps.
 _BITS = 24
-# From so many values on, numpy's vectorised functions outrun its ziggurat.
-_MANY = 2**12
+# From so many values on, Box-Muller is faster than numpy's ziggurat.
+_MIN_BOX_MULLER = 2**12
 
 
-def rounded(values: npt.NDArray[np.float64], std: float) -> npt.NDArray[np.float64]:
+def round_to_grid(
+    values: npt.NDArray[np.float64], std: float
+) -> npt.NDArray[np.float64]:
     """Round to multiples of a power of two, at most ``std`` / 2^24, in place.
 
     Parameters
@@ -57,7 +59,7 @@ def rounded(values: npt.NDArray[np.float64], std: float) -> npt.NDArray[np.float
 
 @runtime_checkable
 class Randomness(Protocol):
-    """Source of a client's noise and batches.
+    """A source of a client's noise and batches.
 
     Attributes
     ----------
@@ -79,7 +81,9 @@ class Randomness(Protocol):
         """Return a uniform subset of ``range(population)`` with ``size`` members."""
         ...
 
-    def coins(self, population: int, probability: float) -> npt.NDArray[np.int64]:
+    def poisson_subset(
+        self, population: int, probability: float
+    ) -> npt.NDArray[np.int64]:
         """Return the members of ``range(population)``, each kept independently."""
         ...
 
@@ -109,7 +113,9 @@ class SecureRandomness:
         """Return a uniform subset of ``range(population)`` with ``size`` members."""
         return keystream.subset(population, size)
 
-    def coins(self, population: int, probability: float) -> npt.NDArray[np.int64]:
+    def poisson_subset(
+        self, population: int, probability: float
+    ) -> npt.NDArray[np.int64]:
         """Return the members of ``range(population)``, each kept independently."""
         return np.flatnonzero(keystream.uniform(population) < probability)
 
@@ -137,7 +143,7 @@ class SeededRandomness:
 
     @cached_property
     def _state(self) -> np.random.Generator:
-        # Most are only asked for the source of a step.
+        # Created when needed: most sources only derive those of their steps.
         sequence = np.random.SeedSequence(self._seed, spawn_key=self._spawn_key)
         return np.random.default_rng(sequence)
 
@@ -153,14 +159,14 @@ class SeededRandomness:
 
     def gaussian(self, size: int, std: float) -> npt.NDArray[np.float64]:
         """Return ``size`` independent draws of N(0, ``std``^2)."""
-        if size >= _MANY:
-            return self._many(size, std)
+        if size >= _MIN_BOX_MULLER:
+            return self._draw_box_muller(size, std)
         noise = self._state.standard_normal(size)
         noise *= std
         return noise
 
-    def _many(self, size: int, std: float) -> npt.NDArray[np.float64]:
-        """Return as `gaussian`, by Box and Muller's transform, in a third of the time.
+    def _draw_box_muller(self, size: int, std: float) -> npt.NDArray[np.float64]:
+        """Draw as `gaussian`, by the Box-Muller transform, in a third of the time.
 
         A pair of values has the radius sqrt(-2 log u) and a uniform angle; u is in
         steps of 2^-32 and above 0, so radii reach 6.7.
@@ -184,6 +190,8 @@ class SeededRandomness:
         # The order carries no information a sum would keep, hence no shuffle.
         return self._state.choice(population, size, replace=False, shuffle=False)
 
-    def coins(self, population: int, probability: float) -> npt.NDArray[np.int64]:
+    def poisson_subset(
+        self, population: int, probability: float
+    ) -> npt.NDArray[np.int64]:
         """Return the members of ``range(population)``, each kept independently."""
         return np.flatnonzero(self._state.random(population) < probability)

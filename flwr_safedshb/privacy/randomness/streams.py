@@ -1,4 +1,4 @@
-"""A random stream for every example, drawn for all of them at once.
+"""One random stream for every example, all seeded at once.
 
 Models, losses and datasets may draw from the global generators of torch, numpy and
 Python. If examples took their random numbers one after the other, an example that stops
@@ -29,12 +29,12 @@ def separate_streams(count: int) -> Iterator[Callable[[int], None]]:
     """
     seeds = torch.randint(2**62, (count,)).tolist()
 
-    # Seeding all kinds of devices takes as long as a small step.
+    # torch.manual_seed seeds all kinds of devices, as slow as a small step.
     seed = torch.default_generator.manual_seed
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         seed = torch.manual_seed
 
-    def start(place: int) -> None:
+    def start_stream(place: int) -> None:
         seed(seeds[place])
         np.random.seed(seeds[place] % 2**32)  # noqa: NPY002  # the one that others use
         random.seed(seeds[place])
@@ -42,7 +42,7 @@ def separate_streams(count: int) -> Iterator[Callable[[int], None]]:
     numpys, pythons = np.random.get_state(), random.getstate()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
         try:
-            yield start
+            yield start_stream
         finally:
             np.random.set_state(numpys)  # noqa: NPY002
             random.setstate(pythons)

@@ -68,7 +68,7 @@ class Poisson(Sampler):
 
     def draw(self, plan: PrivacyPlan, randomness: Randomness) -> npt.NDArray[np.int64]:
         """Toss a coin for every example."""
-        return randomness.coins(plan.num_examples, plan.sampling_rate)
+        return randomness.poisson_subset(plan.num_examples, plan.sampling_rate)
 
     def padded_size(self, plan: PrivacyPlan) -> int:
         """Return a size that one batch in 2^90 exceeds, by Bernstein's inequality.

@@ -19,15 +19,17 @@ from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation.gram import (
     GramRule,
-    Subset,
     check_gram,
     check_grams,
-    scatter_gram,
     single_threaded,
+)
+from flwr_safedshb.aggregation.rule import FloatArray, KappaKind, Weighing
+from flwr_safedshb.aggregation.scatter import (
+    Subset,
+    scatter_gram,
     squared_distances,
     weighted_lambda,
 )
-from flwr_safedshb.aggregation.rule import FloatArray, Notion, Weighing
 from flwr_safedshb.aggregation.smea.kernels import compile_kernel
 from flwr_safedshb.theory import kappa_lower_bound
 
@@ -43,7 +45,7 @@ _STEPS = 100
 class MinMaxPoint(GramRule):
     """The point whose largest |z - mean_S|^2 / lambda_S over all sets is smallest."""
 
-    notion: ClassVar[Notion] = "spectral"
+    kappa_kind: ClassVar[KappaKind] = "spectral"
 
     def kappa(self, n: int, f: int) -> float:
         """Return 2f/(n-2f)."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flwr_safedshb.aggregation import SMEA
-from flwr_safedshb.aggregation.gram import outermost_first, squared_distances
+from flwr_safedshb.aggregation.scatter import sort_by_isolation, squared_distances
 from flwr_safedshb.aggregation.smea import branch_and_bound as bnb
 from flwr_safedshb.aggregation.smea import search_state as st
 from flwr_safedshb.aggregation.smea.budget import (
@@ -41,7 +41,7 @@ HOSTILE: dict[str, Callable[[int, np.random.Generator], Floats]] = {
 
 
 def ordered(x: Floats, f: int) -> Floats:
-    return outermost_first(x @ x.T, len(x) - f)[0]
+    return sort_by_isolation(x @ x.T, len(x) - f)[0]
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from flwr_safedshb.aggregation.gram import scatter_lambda, squared_distances
+from flwr_safedshb.aggregation.scatter import scatter_lambda, squared_distances
 from flwr_safedshb.aggregation.smea.budget import WorkBudget
 from flwr_safedshb.aggregation.smea.certificate import (
     find_reachable,

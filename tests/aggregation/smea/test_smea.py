@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flwr_safedshb.aggregation import SMEA
-from flwr_safedshb.aggregation.gram import outermost_first
+from flwr_safedshb.aggregation.scatter import sort_by_isolation
 from flwr_safedshb.aggregation.smea import rule
 from flwr_safedshb.aggregation.smea.budget import NODE, WorkBudget
 from flwr_safedshb.aggregation.smea.search import find_best_subset
@@ -181,7 +181,7 @@ def test_stopped_search_certifies_a_true_lower_bound(
         smallest, _ = brute_force_smea(x, f)
         optimum = (n - f) * smallest
         room = optimum * 1e-9 + 1e-12 * float(np.median(np.sum(x**2, axis=1)))
-        ordered, _ = outermost_first(x @ x.T, n - f)
+        ordered, _ = sort_by_isolation(x @ x.T, n - f)
         bounds = []
         for max_nodes in (0, 60, 120, 240, 480):
             budget = WorkBudget(max_nodes * NODE, time_limit)

@@ -217,7 +217,7 @@ def test_a_class_that_only_builds_a_model_is_as_fast_as_what_it_builds() -> None
 
     clipped = ClippedGradients(Built(4), cross_entropy, 1.0)
     clipped.prepare(*batch())
-    assert clipped.path == "known layers"
+    assert clipped.isolation == "known layers"
 
 
 @pytest.mark.parametrize(

@@ -50,14 +50,14 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
     """Return the list of models that were checked."""
     checked: list[nn.Module] = []
-    find = checks._find_pass
+    find = checks._choose_backward
 
     def spy(model: nn.Module, *more: Any) -> Any:
         checked.append(model)
         return find(model, *more)
 
-    monkeypatch.setattr(checks, "_find_pass", spy)
-    monkeypatch.setattr(checks, "_known_passes", {})
+    monkeypatch.setattr(checks, "_choose_backward", spy)
+    monkeypatch.setattr(checks, "_backward_cache", {})
     return checked
 
 

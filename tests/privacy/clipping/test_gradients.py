@@ -402,7 +402,7 @@ def test_what_is_held_is_bounded_and_chunks_add_up(
     whole = ClippedGradients(model, cross_entropy, 0.5, clipping)(inputs, targets)
     total = ClippedGradients(model, cross_entropy, 0.5, clipping)
     path = total.prepare(inputs, targets)
-    assert path.held > 0
+    assert path.elements_per_example > 0
     asked: list[int] = []
     run = path.run
 
@@ -411,7 +411,7 @@ def test_what_is_held_is_bounded_and_chunks_add_up(
         return run(inputs, targets)
 
     monkeypatch.setattr(path, "run", spy)
-    monkeypatch.setitem(gradients.MAX_HELD, clipping, 3 * path.held + 1)
+    monkeypatch.setitem(gradients.MAX_HELD, clipping, 3 * path.elements_per_example + 1)
     assert_close(total(inputs, targets), whole, 1e-6)
     assert asked == [3, 3, 1]
 
@@ -419,7 +419,7 @@ def test_what_is_held_is_bounded_and_chunks_add_up(
 def test_gradients_of_large_layers_are_not_held() -> None:
     model = nn.Sequential(nn.Linear(6, 50), nn.ReLU(), nn.Linear(50, 3))
     path = ClippedGradients(model, cross_entropy, 1.0).prepare(*floats(6)())
-    assert path.held == 0
+    assert path.elements_per_example == 0
 
 
 def test_inputs_that_want_a_gradient_change_nothing() -> None:

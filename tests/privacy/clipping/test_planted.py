@@ -18,15 +18,17 @@ from torch import nn
 from flwr_safedshb.audit.candidate import entries
 from flwr_safedshb.audit.sensitivity_search import search
 from flwr_safedshb.audit.zoo import mixing, partial, plain, random, state
+from flwr_safedshb.privacy.batches import Example
 from flwr_safedshb.privacy.clipping import backward as passes
 from flwr_safedshb.privacy.clipping import clipped_sum as sums
-from flwr_safedshb.privacy.clipping import gradients
-from flwr_safedshb.privacy.clipping import total_losses as total
-from flwr_safedshb.privacy.clipping import validate_model as checks
+from flwr_safedshb.privacy.clipping import gradients, isolation
+from flwr_safedshb.privacy.clipping import made_up_examples as made_up
+from flwr_safedshb.privacy.clipping import total_functions as total
+from flwr_safedshb.privacy.clipping import validate_model as validate
 from flwr_safedshb.privacy.clipping.backward import PerExampleBackward
 from flwr_safedshb.privacy.clipping.clipped_sum import GradientPart, TablePart
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.datasets import ArrayExamples, DrawnBatch, Example
+from flwr_safedshb.privacy.datasets import ArrayExamples, DrawnBatch
 from flwr_safedshb.privacy.losses import PerExampleLoss, UnsupportedModelError
 from tests.clipping import cross_entropy
 
@@ -177,14 +179,14 @@ def whole() -> float:
         clipped = ClippedGradients(layer, cross_entropy, 1.0, "ghost")
         clipped.prepare(torch.randn(7, 6), torch.zeros(7, dtype=torch.int64))
         asked.clear()
-        held = next(iter(clipped._paths.values()))
-        held.held = 18
+        held = next(iter(clipped._backwards.values()))
+        held.elements_per_example = 18
         clipped.flat_sum(torch.randn(7, 6), torch.zeros(7, dtype=torch.int64))
     return 1.0 if set(asked) == {7} and len(asked) == 7 else math.inf
 
 
 def forget_whole(own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    return lambda parts, shape, clip, dtype, usable=None, whole=0: own(
+    return lambda parts, shape, clip, dtype, usable=None, total_count=0: own(
         parts, shape, clip, dtype, usable
     )
 
@@ -215,7 +217,7 @@ SUMS: dict[str, tuple[Plant, Probe]] = {
         table,
     ),
     "1: gradients that are not finite stay": (
-        put(GradientPart, "drop", lambda part, examples: None),
+        put(GradientPart, "zero_examples", lambda part, examples: None),
         infinite,
     ),
     "2: rounding costs nothing": (
@@ -226,7 +228,10 @@ SUMS: dict[str, tuple[Plant, Probe]] = {
         put(GradientPart, "squared_norms", outer_without_underflow),
         underflow,
     ),
-    "3: squares that underflow": (put(sums, "_wide_squares", plain_squares), vanished),
+    "3: squares that underflow": (
+        put(sums, "_float64_squared_norms", plain_squares),
+        vanished,
+    ),
     "4: many are summed in float32": (
         put(sums, "sum_outer_products", in_one_block),
         many,
@@ -312,8 +317,8 @@ def overwritten() -> float:
     inputs, targets = torch.randn(25, 6), torch.randint(3, (25,))
     before, examples = inputs.clone(), ArrayExamples(inputs, targets)
     clipped = ClippedGradients(model, cross_entropy, 1.0)
-    read = examples.batch(np.arange(25), None)
-    clipped.consume((read[0], read[1]))
+    read = examples.read_batch(np.arange(25))
+    clipped.consume_batch((read[0], read[1]))
     return 1.0 if torch.equal(before, inputs) else math.inf
 
 
@@ -326,14 +331,14 @@ def overwritten_by_call() -> float:
     return 1.0 if torch.equal(before, inputs) else math.inf
 
 
-def without_copy(whole: ArrayExamples, chosen: object, taken: object) -> DrawnBatch:
+def without_copy(whole: ArrayExamples, *_: object) -> DrawnBatch:
     return (*whole.like, None)
 
 
 def shares_all(
     path: PerExampleBackward,
 ) -> tuple[nn.Module, PerExampleLoss, list[nn.Parameter]]:
-    return path.module, path.loss, list(path.places)
+    return path.module, path.loss, list(path.slices)
 
 
 def shares_objects(
@@ -342,7 +347,7 @@ def shares_objects(
     """Copy tensors, and neither lists nor the loss."""
     lists = {id(value): value for m in path.module.modules() for value in _lists(m)}
     module = copy.deepcopy(path.module, lists)
-    names = [n for n, p in path.module.named_parameters() if p in path.places]
+    names = [n for n, p in path.module.named_parameters() if p in path.slices]
     own = dict(module.named_parameters())
     return module, path.loss, [own[name] for name in names]
 
@@ -383,14 +388,14 @@ def next_mask() -> float:
     return 1.0 if torch.equal(*after) else math.inf
 
 
-def poison_all(result: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+def fill_all(result: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
     return torch.where(valid.all(), result, torch.nan)
 
 
 def trusts_labels(
     func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
-    with total._trusted():
+    with total._trust_operations():
         return func(*args, **kwargs)
 
 
@@ -428,7 +433,7 @@ def looked_at() -> float:
             clipped.flat_sum(inputs, torch.zeros(5, dtype=torch.int64))
         except UnsupportedModelError:
             return math.inf
-        ways.append(clipped.path)
+        ways.append(clipped.isolation)
     return 1.0 if len(set(ways)) == 1 else math.inf
 
 
@@ -443,17 +448,16 @@ def redrawn() -> float:
 
 def trust_all(patch: pytest.MonkeyPatch) -> None:
     believe_state(patch)
-    patch.setattr(checks, "find_partial_operation", lambda *_: "")
+    patch.setattr(validate, "find_partial_operation", lambda *_: "")
 
 
 def believe_state(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(checks, "_refuse_outer_state", lambda *_: None)
-    patch.setattr(checks, "_refuse_state_in_evaluation", lambda *_: None)
-    patch.setattr(checks, "describe_outside", lambda *_: {})
-    patch.setattr(checks, "_refuse_meeting", lambda *_: None)
+    patch.setattr(isolation, "_refuse_memory", lambda *_: None)
+    patch.setattr(isolation, "fingerprint_shared_state", lambda *_: {})
+    patch.setattr(validate, "refuse_neighbours", lambda *_: None)
 
 
-def true_values(like: object, numbers: int, targets: bool = False) -> object:
+def true_values(like: object, bound: int, targets: bool = False) -> object:
     assert isinstance(like, torch.Tensor)
     return like[:3].clone()
 
@@ -465,7 +469,7 @@ def in_evaluation(path: PerExampleBackward, examples: Example) -> None:
     )
 
 
-OWN_STATE = checks._refuse_own_state
+OWN_STATE = isolation._refuse_own_state
 
 
 def empty_counts() -> float:
@@ -483,15 +487,15 @@ def ignore_usable(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         gradients,
         "clip_and_sum",
-        lambda parts, shape, clip, dtype, usable=None, whole=0: own(
-            parts, shape, clip, dtype, None, whole
+        lambda parts, shape, clip, dtype, usable=None, total_count=0: own(
+            parts, shape, clip, dtype, None, total_count
         ),
     )
 
 
 APART: dict[str, tuple[Plant, Probe]] = {
     "passes: arrays are given without a copy": (
-        put(ArrayExamples, "batch", without_copy),
+        put(ArrayExamples, "read_batch", without_copy),
         overwritten,
     ),
     "passes: a call gives away its batch": (
@@ -532,7 +536,7 @@ APART: dict[str, tuple[Plant, Probe]] = {
         attack("loss with index_select"),
     ),
     "total: a place that does not exist makes all of a batch NaN": (
-        put(total, "_poison", poison_all),
+        put(total, "_fill_nan", fill_all),
         attack("CrossEntropyLoss", 1500),
     ),
     "total: random numbers are drawn by value": (
@@ -545,23 +549,23 @@ APART: dict[str, tuple[Plant, Probe]] = {
     ),
     "gradients: empty places count": (ignore_usable, empty_counts),
     "gradients: the way depends on values": (
-        put(checks, "_made_up", true_values),
+        put(made_up, "_draw", true_values),
         looked_at,
     ),
     "checks: own state": (
-        put(checks, "_refuse_own_state", lambda *_: None),
+        put(isolation, "_refuse_own_state", lambda *_: None),
         attack("frozen running mean"),
     ),
     "checks: own state, in evaluation mode": (
-        put(checks, "_refuse_own_state", in_evaluation),
+        put(isolation, "_refuse_own_state", in_evaluation),
         attack("buffer"),
     ),
     "checks: own state, of ordinary values": (
-        put(checks, "_scale", lambda examples, size: examples),
+        put(isolation, "scale_examples", lambda examples, size: examples),
         attack("state of large values"),
     ),
     "checks: an attribute": (
-        put(checks, "_held_tensors", lambda module, loss: {}),
+        put(isolation, "_list_tensors", lambda module, loss: {}),
         attack("attribute"),
     ),
     "checks: hidden state": (
@@ -573,7 +577,7 @@ APART: dict[str, tuple[Plant, Probe]] = {
         attack("class attribute"),
     ),
     "checks: copies that are none": (
-        put(checks, "_copy_apart", lambda model, loss: (model, loss)),
+        put(validate, "_copy_apart", lambda model, loss: (model, loss)),
         redrawn,
     ),
 }
@@ -586,8 +590,8 @@ def test_a_clause_that_is_taken_away_is_missed(
 ) -> None:
     plant, probe = PLANTED[name]
     # What was checked before is not checked again.
-    monkeypatch.setattr(checks, "_known_passes", {})
+    monkeypatch.setattr(validate, "_backward_cache", {})
     assert probe() <= 1.0
-    monkeypatch.setattr(checks, "_known_passes", {})
+    monkeypatch.setattr(validate, "_backward_cache", {})
     plant(monkeypatch)
     assert probe() > 1.0

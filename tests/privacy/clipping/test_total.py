@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.clipping.total_losses import TotalFunctions
+from flwr_safedshb.privacy.clipping.total_functions import TotalFunctions
 from flwr_safedshb.privacy.losses import UnsupportedModelError
 from tests.clipping import OwnForward, cross_entropy, way_of
 

@@ -56,8 +56,8 @@ def test_each_draw_has_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("fixed_entropy")
 @pytest.mark.parametrize("bound", [2, 3, 7, 64])
-def test_below_is_uniform(bound: int) -> None:
-    counts = np.bincount(keystream.below(bound, DRAWS), minlength=bound)
+def test_integers_are_uniform(bound: int) -> None:
+    counts = np.bincount(keystream.integers(bound, DRAWS), minlength=bound)
     assert len(counts) == bound
     assert stats.chisquare(counts).pvalue > 0.01
 
@@ -70,7 +70,7 @@ def test_words_beyond_the_last_whole_range_are_drawn_again(
     for left_over in (2**64 - 2, 2**64 - 1):
         bad = np.array([5, left_over], np.uint64)
         monkeypatch.setattr(keystream, "words", in_turns(bad, good))
-        assert keystream.below(bound, 2).tolist() == [5, bound - 1]
+        assert keystream.integers(bound, 2).tolist() == [5, bound - 1]
 
 
 @pytest.mark.usefixtures("fixed_entropy")

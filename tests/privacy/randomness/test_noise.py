@@ -64,7 +64,7 @@ def test_every_member_is_kept_with_the_stated_probability(
 ) -> None:
     kept = np.zeros((400, 200), bool)
     for row in kept:
-        row[source.coins(len(row), probability)] = True
+        row[source.poisson_subset(len(row), probability)] = True
     counts = int(kept.sum())
     assert stats.binomtest(counts, kept.size, probability).pvalue > 0.01
     # The mutation that this test is for: a rate a tenth too small.
@@ -111,7 +111,7 @@ def test_rounding_keeps_24_bits_below_the_deviation(std: float) -> None:
     grid = 2.0 ** np.floor(np.log2(std)) / 2**24
     assert std / 2**25 < grid <= std / 2**24
     expected = np.array([round(float(v / grid)) * grid for v in values])
-    np.testing.assert_array_equal(noise.rounded(values.copy(), std), expected)
+    np.testing.assert_array_equal(noise.round_to_grid(values.copy(), std), expected)
 
 
 def test_only_the_secure_source_is_private() -> None:

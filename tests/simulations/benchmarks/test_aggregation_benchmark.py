@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flwr_safedshb.aggregation import SMEA
-from flwr_safedshb.aggregation.gram import gram
+from flwr_safedshb.aggregation.gram import gram_matrix
 from simulations.benchmarks import aggregation, grid, growth, large, peers, result
 from simulations.benchmarks.aggregation import FULL, QUICK, GridSettings
 from simulations.benchmarks.families import (
@@ -163,7 +163,7 @@ def test_a_slow_moment_makes_no_whole_call_of_a_long_one(
 
 def test_price_knows_the_right_answer_from_a_neighbouring_one() -> None:
     x = make_family("isotropic", 9, 3, 40, 0)
-    subset = SMEA().weigh(gram([[row] for row in x]), 3).subset
+    subset = SMEA().weigh(gram_matrix([[row] for row in x]), 3).subset
     assert subset is not None
     best = tuple(subset.tolist())
     rng = np.random.default_rng(0)
@@ -199,7 +199,7 @@ def test_ratios_are_medians_over_inputs() -> None:
 
 def verdicts(figures: dict[str, result.Measurement]) -> dict[str, str]:
     rows = compare_thresholds("aggregation", figures).rows
-    return {row[0]: row[3] for row in rows if row[3] != result.NOT_MEASURED}
+    return {str(row[0]): str(row[3]) for row in rows if row[3] != result.NOT_MEASURED}
 
 
 @pytest.mark.parametrize("slow", [False, True])
@@ -278,27 +278,29 @@ def test_full_run_covers_the_sizes_that_targets_ask_for() -> None:
     assert set(QUICK.cells).isdisjoint(needed)
 
 
-def curve(size: str, costs: list[float], theory: list[float]) -> Growth:
-    what = "SMEA's nodes" if size == "f" else "Gram matrix"
-    return Growth(what, size, "", [1, 10, 100, 1000][-len(costs) :], costs, theory)
+def curve(costs: list[float], theory: list[float]) -> Growth:
+    sizes = [1, 10, 100, 1000]
+    bounds = dict(zip(sizes, theory, strict=True))
+    name = "Gram matrix: exponent of n"
+    return Growth(name, "", "s", "n", dict(zip(sizes, costs, strict=True)), bounds)
 
 
 def test_exponent_is_that_of_the_last_points() -> None:
-    costs = [5.0, 1e2, 1e4, 1e6]
-    squares = curve("n", costs, costs)
-    assert squares.exponent == pytest.approx(2.0)
-    assert {*verdicts(growth.read_figures([squares])).values()} == {"met"}
-    cubes = curve("n", [5.0, 1e3, 1e6, 1e9], costs)
-    assert {*verdicts(growth.read_figures([cubes])).values()} == {"MISSED"}
+    squares = [5.0, 1e2, 1e4, 1e6]
+    assert curve(squares, squares).measured == pytest.approx(2.0)
+    cubes = [5.0, 1e3, 1e6, 1e9]
+    for costs, verdict in ((squares, "met"), (cubes, "MISSED")):
+        found = growth.read_figures([curve(costs, squares)])
+        assert {*verdicts(found).values()} == {verdict}
 
 
 def test_search_visits_less_than_all_subsets_and_says_if_not() -> None:
     nodes = growth.count_nodes(12, 4)
-    assert nodes.sizes == [2, 3, 4]
-    assert all(cost >= 1 for cost in nodes.costs)
-    assert nodes.theory == [66.0, 220.0, 495.0]
+    assert nodes.costs.keys() == {2, 3, 4}
+    assert all(cost >= 1 for cost in nodes.costs.values())
+    assert nodes.theory == {2: 66.0, 3: 220.0, 4: 495.0}
     assert {*verdicts(growth.read_figures([nodes])).values()} == {"met"}
-    slow = curve("f", [67.0], [66.0])
+    slow = Growth("SMEA's nodes", "", "nodes", "f", {2: 67.0}, {2: 66.0})
     assert {*verdicts(growth.read_figures([slow])).values()} == {"MISSED"}
 
 
@@ -330,14 +332,16 @@ def test_tiny_run_prints_a_table_and_writes_its_files(
     monkeypatch.setattr(aggregation, "QUICK", tiny)
     monkeypatch.setattr(aggregation, "load_peers", lambda: {"brute force": brute_force})
     monkeypatch.setenv("COLUMNS", "160")
-    gram_matrix = Growth("Gram matrix", "n", "d = 1", [1, 2, 4], [1, 2, 4], [1, 4, 16])
+    costs, bounds = {1: 1.0, 2: 2.0, 4: 4.0}, {1: 1.0, 2: 4.0, 4: 16.0}
+    name = "Gram matrix: exponent of n"
+    gram_matrix = Growth(name, "d = 1", "s", "n", costs, bounds)
     curves = [gram_matrix, growth.count_nodes(9, 3)]
     monkeypatch.setattr(growth, "measure_growth", lambda far: curves)
     result.run_benchmark("aggregation", ["--quick", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
     # A peer that is not installed has a column that says so.
     assert printed.count("absent") == 2 * 2 + 1
-    assert "n^1.0" in printed
+    assert "Gram matrix: exponent of n, d = 1" in printed
     assert "brute force 8 of 8" in printed
     written = json.loads((tmp_path / "aggregation.json").read_text())
     assert len(written["raw"]["samples"]) == 2 * 2 * len(FAMILIES)

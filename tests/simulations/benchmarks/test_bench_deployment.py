@@ -25,9 +25,9 @@ def test_thresholds_see_what_they_are_about(
         kind: type, folder: Path, num_nodes: int, hidden: int, rounds: int
     ) -> FederationCost:
         if kind is FlowerDeployment:
-            return FederationCost(first=20.0, round=8.0, message=4.0, memory=230.0)
+            return FederationCost(round=8.0, message=4.0, memory=230.0)
         assert kind is OurDeployment
-        return FederationCost(first=9.0, round=length, message=spent, memory=400.0)
+        return FederationCost(round=length, message=spent, memory=400.0)
 
     monkeypatch.setattr(deployment, "measure_federation", measure_federation)
     monkeypatch.setattr(deployment, "measure_lower_bound", lambda *_: 0.1)
@@ -37,8 +37,8 @@ def test_thresholds_see_what_they_are_about(
     assert result.costs["round, ours / Flower"] == pytest.approx(length / 8.0)
     (table,) = result.tables
     assert [row[:2] for row in table.rows] == [
-        *(("4", "69"), ("4", "1.8M"), ("4", "12.8M")),
-        *(("1", "69"), ("12", "69"), ("20", "69")),
+        *((4, "69"), (4, "1.8M"), (4, "12.8M")),
+        *((1, "69"), (12, "69"), (20, "69")),
     ]
 
 

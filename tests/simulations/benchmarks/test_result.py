@@ -18,7 +18,7 @@ from simulations.benchmarks.result import (
     Result,
     ResultTable,
     compare_thresholds,
-    format_short,
+    format_cell,
 )
 from simulations.benchmarks.thresholds import BENCHMARKS, Benchmark, Threshold
 
@@ -104,12 +104,12 @@ def test_thresholds_have_names_of_their_own_and_a_sign(name: str) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        *((0.316, "0.32"), (7, "7"), (12.3, "12"), (1520.4, "1,520")),
-        *((1e5, "1e5"), (1.234e12, "1.2e12")),
+        *((0.0316, "0.0316"), (7, "7"), (12.34, "12.3"), (99.97, "100")),
+        *((1520.4, "1,520"), (1e5, "1e5"), (1.234e12, "1.2e12"), (None, "")),
     ],
 )
-def test_numbers_are_written_short(value: float, words: str) -> None:
-    assert format_short(value) == words
+def test_numbers_are_written_short(value: float | None, words: str) -> None:
+    assert format_cell(value) == words
 
 
 def section(tmp_path: Path) -> html.Section:

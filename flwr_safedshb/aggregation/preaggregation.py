@@ -1,7 +1,6 @@
-"""Rules and pre-aggregations of others that limit how far one vector can reach.
+"""Pre-aggregations of others: what is done to the vectors before a rule sees them.
 
-They are here to be compared and attacked; none has a constant that is proven for the
-spectral norm.
+None but `NNM` has a proven constant, and none has one for the spectral norm.
 """
 
 import math
@@ -11,14 +10,13 @@ from typing import Self
 
 import numpy as np
 
+from flwr_safedshb.aggregation.coordinatewise import CoordinatewiseRule
 from flwr_safedshb.aggregation.gram import (
     GramRule,
+    centred_gram_matrix,
     check_gram,
-    largest_value,
-    nearest_sums,
-    scale_by_power,
-    squared_distances,
-    weighted_lambda,
+    max_abs_value,
+    scale_into_range,
     weighted_sum,
 )
 from flwr_safedshb.aggregation.rule import (
@@ -31,6 +29,59 @@ from flwr_safedshb.aggregation.rule import (
     check_positive,
     check_vectors,
 )
+from flwr_safedshb.aggregation.scatter import squared_distances, weighted_lambda
+from flwr_safedshb.theory import kappa_nnm
+
+
+@dataclass(frozen=True)
+class NNM(GramRule):
+    """Nearest-neighbour mixing: replace every vector by the mean of its n - f nearest.
+
+    Allouah et al., "Fixing by Mixing: A Recipe for Optimal Byzantine ML under
+    Heterogeneity", AISTATS 2023.
+
+    Parameters
+    ----------
+    rule : Rule
+        What aggregates the mixed vectors. `weigh` needs a rule that has weights itself.
+    """
+
+    rule: Rule
+
+    def weigh(self, gram: FloatArray, f: int) -> Weighing:
+        """Return the weights of the rule, carried back to the vectors themselves."""
+        if not isinstance(self.rule, GramRule):
+            raise TypeError(f"{self.rule} has no weights; call the rule on vectors")
+        gram = check_gram(gram, f)
+        mixing = _mixing_matrix(gram, f)
+        weights = self.rule.weigh(mixing @ gram @ mixing.T, f).weights @ mixing
+        value = weighted_lambda(gram, weights)
+        return Weighing(weights, subset=None, lambda_max=value)
+
+    def aggregate(
+        self, clients: Clients, f: int
+    ) -> tuple[list[Floats], Weighing | None]:
+        """Mix and aggregate; block by block where the rule is coordinate-wise."""
+        if isinstance(self.rule, CoordinatewiseRule):
+            near, _ = scale_into_range(clients, f)
+            mixing = _mixing_matrix(centred_gram_matrix(near, f), f)
+            return self.rule.reduce_blocks(clients, f, mixing), None
+        return super().aggregate(clients, f)
+
+    def change_unit(self, exponent: int) -> Self:
+        """Return the rule for vectors in another unit."""
+        inner = self.rule
+        return (
+            replace(self, rule=inner.change_unit(exponent))
+            if isinstance(inner, GramRule)
+            else self
+        )
+
+    def kappa(self, n: int, f: int) -> float | None:
+        """Return 8f/(n-f) (kappa + 1) for the rule's own constant, if it has one."""
+        inner = self.rule.kappa(n, f)
+        proven = inner is not None and self.rule.kappa_kind != "spectral bound"
+        return kappa_nnm(n, f, inner) if proven and inner is not None else None
 
 
 @dataclass(frozen=True)
@@ -53,7 +104,7 @@ class StaticClipping(Rule):
 
     def aggregate(self, clients: Clients, f: int) -> tuple[list[Floats], None]:
         """Shorten and aggregate."""
-        layers, _ = self.rule.aggregate(_clipped(clients, lambda _: self.bound), f)
+        layers, _ = self.rule.aggregate(_clip_norms(clients, lambda _: self.bound), f)
         return layers, None
 
 
@@ -76,7 +127,7 @@ class ARC(Rule):
         """Shorten and aggregate."""
         n = len(clients)
         k = (2 * f * (n - f)) // n
-        shorter = _clipped(clients, lambda norms: float(np.sort(norms)[n - 1 - k]))
+        shorter = _clip_norms(clients, lambda norms: float(np.sort(norms)[n - 1 - k]))
         layers, _ = self.rule.aggregate(shorter, f)
         return layers, None
 
@@ -136,55 +187,18 @@ class Bucketing(Rule):
         return layers, None
 
 
-@dataclass(frozen=True)
-class CentredClipping(GramRule):
-    """Let every vector pull the aggregate no farther than a radius.
-
-    Karimireddy, He and Jaggi, "Learning from History for Byzantine Robust
-    Optimization", ICML 2021. Theirs starts from the last aggregate; this one has no
-    memory and starts from the vector that has its n - f nearest around it most closely.
-
-    Parameters
-    ----------
-    radius : float
-        tau of the paper.
-    iterations : int
-    """
-
-    radius: float = 1.0
-    iterations: int = 10
-
-    def __post_init__(self) -> None:
-        check_positive("radius", self.radius)
-        if self.iterations < 1:
-            raise ValueError(f"iterations={self.iterations} must be at least 1")
-
-    def scaled(self, exponent: int) -> Self:
-        """Return the rule for vectors in another unit: a radius stays above 0."""
-        radius = float(scale_by_power(self.radius, exponent))
-        return replace(self, radius=max(radius, np.finfo(float).tiny))
-
-    def weigh(self, gram: FloatArray, f: int) -> Weighing:
-        """Return the weights after all iterations."""
-        gram = check_gram(gram, f)
-        n, distances = len(gram), squared_distances(gram)
-        weights = np.zeros(n)
-        weights[np.argmin(nearest_sums(distances, n - f))] = 1.0
-        for _ in range(self.iterations):
-            # |x_i - v|^2 for v = sum_j w_j x_j. By inner products: among distances, a
-            # vector of norm 1e30 leaves no digit of the others.
-            products = gram @ weights
-            squares = np.diagonal(gram) - 2.0 * products + weights @ products
-            far = np.sqrt(np.maximum(squares, 0.0))
-            near = far <= self.radius
-            pulls = np.where(near, 1.0, self.radius / np.where(near, 1.0, far)) / n
-            weights = weights * (1.0 - pulls.sum()) + pulls
-        return Weighing(weights, None, weighted_lambda(gram, weights))
+def _mixing_matrix(gram: FloatArray, f: int) -> FloatArray:
+    """Return the (n, n) matrix that averages every vector with its n - f nearest."""
+    n = len(gram)
+    nearest = np.argsort(squared_distances(gram), axis=1, kind="stable")[:, : n - f]
+    mixing = np.zeros((n, n))
+    np.put_along_axis(mixing, nearest, 1.0 / (n - f), axis=1)
+    return mixing
 
 
-def _clipped(clients: Clients, bound: Callable[[FloatArray], float]) -> Clients:
+def _clip_norms(clients: Clients, bound: Callable[[FloatArray], float]) -> Clients:
     """Return the vectors, none longer than `bound` makes of all their norms."""
-    norms = np.array([_norm(client) for client in clients])
+    norms = np.array([_vector_norm(client) for client in clients])
     limit = bound(norms)
     return [
         client
@@ -194,9 +208,9 @@ def _clipped(clients: Clients, bound: Callable[[FloatArray], float]) -> Clients:
     ]
 
 
-def _norm(client: Layers) -> float:
+def _vector_norm(client: Layers) -> float:
     """Return the length of a vector; squares of its shares cannot overflow."""
-    size = largest_value(client)
+    size = max_abs_value(client)
     if size == 0.0:
         return 0.0
     flat = [np.divide(np.ravel(layer), size, dtype=np.float64) for layer in client]

@@ -1,10 +1,9 @@
 """Operations of torch that raise for some values, in a form that never raises.
 
-A batch is computed as a whole. If the value of one example, or a weight that a server
-chose, could make an operation raise, the whole batch would fail because of one example.
-So whether a model may be given whole batches is decided once, by the operations that it
-uses: all of them must be *total*, which means that no value makes them raise, and that
-they draw as many random numbers whatever the values are.
+If the value of one example, or a weight that a server chose, could make an operation
+raise, a whole batch would fail because of one example. So whether a model may be given
+whole batches is decided once, by its operations: all of them must be *total*. No value
+makes a total operation raise, or draw another number of random numbers.
 
 `TotalFunctions` replaces the few common operations that are not total. An example whose
 value the original would refuse gets NaN there, and an example with a loss of NaN
@@ -58,8 +57,8 @@ _TOTAL = frozenset(
     vector_norm _weight_norm_interface zero_ zeros zeros_like
     """.split()  # noqa: SIM905
 )
-# These take indices, and are total where those depend on nothing that an adversary
-# chooses. Their place among the arguments.
+# The position of the indices among the arguments of operations that are total if an
+# adversary does not choose the indices.
 _INDICES = {
     **dict.fromkeys(("embedding", "index", "_unsafe_index", "take"), 1),
     **dict.fromkeys(("index_put", "index_put_", "_unsafe_index_put"), 1),
@@ -68,12 +67,12 @@ _INDICES = {
     **dict.fromkeys(("index_add", "index_copy", "index_fill"), 2),
     **dict.fromkeys(("scatter", "scatter_add", "scatter_add_"), 2),
 }
-# These read outside of their memory for some values, which ends the process.
+# They read outside of their memory for some values, which ends the process.
 _UNCHECKED = ("ctc_loss", "grid_sampler", "segment_reduce", "sparse", "_mode")
-# These raise for whole numbers and a divisor of zero.
+# They raise for whole numbers and a divisor of zero.
 _DIVISIONS = frozenset({"floor_divide", "remainder", "fmod"})
 
-_in_total: ContextVar[bool] = ContextVar("in_total", default=False)
+_in_total_form: ContextVar[bool] = ContextVar("in_total_form", default=False)
 
 
 class TotalFunctions(TorchFunctionMode):
@@ -94,7 +93,7 @@ class TotalFunctions(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call a function, or its total form."""
+        """Call a function, or its total form if it has one."""
         form, given = _FORMS.get(func), kwargs or {}
         result = NotImplemented if form is None else form(func, args, given)
         if result is NotImplemented:
@@ -115,7 +114,7 @@ def find_partial_operation(
     compute_loss : callable () -> Tensor
         The forward pass and the loss of made-up examples, under `TotalFunctions`.
     parameters : sequence of Tensor
-        What it is differentiated by; a server chooses their values.
+        The loss is differentiated by them; a server chooses their values.
     examples : iterable of Tensor
         The made-up examples.
     """
@@ -128,7 +127,7 @@ def find_partial_operation(
 
 
 class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follow the tensors that depend on given ones, and note operations on them."""
+    """Follow the tensors that depend on given ones, and record a partial operation."""
 
     def __init__(self, given: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -138,30 +137,30 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.found = ""
 
 
-def _trace(
+def _trace_operation(
     tracer: _Tracer,
     func: Any,
     types: Iterable[type],
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
 ) -> Any:
-    """Call an operation, and note it if the values of its arguments matter."""
-    tensors = _tensors_in((args, kwargs))
+    """Call an operation, and record it if some value could make it raise."""
+    tensors = _list_tensors((args, kwargs))
     result = func(*args, **(kwargs or {}))
     chosen = [tensor for tensor in tensors if id(tensor) in tracer.given]
     if chosen or torch.Tag.nondeterministic_seeded in func.tags:
-        trusted = _in_total.get() or _is_total(
+        trusted = _in_total_form.get() or _is_total(
             func, args, tensors, chosen, tracer.backward
         )
         if not trusted and (not tracer.found or is_unchecked(str(func))):
             tracer.found = str(func)
     if chosen:
-        tracer.given.update((id(made), made) for made in _tensors_in(result))
+        tracer.given.update((id(made), made) for made in _list_tensors(result))
     return result
 
 
 # Set here, because in the class torch would wrap it and import its compiler.
-_Tracer.__torch_dispatch__ = _trace  # type: ignore[assignment, method-assign]
+_Tracer.__torch_dispatch__ = _trace_operation  # type: ignore[assignment, method-assign]
 
 
 def is_unchecked(operation: str) -> bool:
@@ -169,7 +168,7 @@ def is_unchecked(operation: str) -> bool:
     return any(name in operation for name in _UNCHECKED)
 
 
-def _tensors_in(nest: object) -> list[torch.Tensor]:
+def _list_tensors(nest: object) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(nest) if isinstance(leaf, torch.Tensor)]
 
 
@@ -187,7 +186,7 @@ def _is_total(
     if backward and ("_backward" in name or name in _INDICES):
         return True  # it has the shapes and the indices of the forward pass
     if name in _INDICES:
-        indices = {id(tensor) for tensor in _tensors_in(args[_INDICES[name] :][:1])}
+        indices = {id(tensor) for tensor in _list_tensors(args[_INDICES[name] :][:1])}
         return not any(id(tensor) in indices for tensor in chosen)
     if name in _DIVISIONS or "_mode" in func._overloadname:
         return any(tensor.is_floating_point() for tensor in tensors)
@@ -208,22 +207,22 @@ Form = Callable[[Callable[..., Any], tuple[Any, ...], Arguments], Any]
 
 
 @contextmanager
-def _trusted() -> Iterator[None]:
-    """Mark what is called as total, for a trace."""
-    before = _in_total.set(True)
+def _trust_operations() -> Iterator[None]:
+    """Take the operations of a total form for total, whatever their names."""
+    before = _in_total_form.set(True)
     try:
         yield
     finally:
-        _in_total.reset(before)
+        _in_total_form.reset(before)
 
 
 @cache
-def _signature(func: Callable[..., Any]) -> inspect.Signature:
+def _get_signature(func: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(func)
 
 
-def _poison(result: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-    """Return the result, with NaN where it is not valid."""
+def _fill_nan(result: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    """Replace a result by NaN where it is not valid."""
     if result.dim() < valid.dim():  # reduced over the values
         valid = valid.all()
     return torch.where(valid, result, torch.nan)
@@ -233,44 +232,44 @@ def _call_class_loss(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: Arguments
 ) -> Any:
     """Give NaN for classes that do not exist: `cross_entropy` and `nll_loss`."""
-    given = _signature(func).bind(*args, **kwargs)
+    given = _get_signature(func).bind(*args, **kwargs)
     given.apply_defaults()
     scores, target = given.arguments["input"], given.arguments["target"]
     if target.is_floating_point():
         return NotImplemented
-    with _trusted():
+    with _trust_operations():
         classes = scores.shape[min(1, scores.dim() - 1)]
         ignored = target == given.arguments["ignore_index"]
         valid = ((target >= 0) & (target < classes)) | ignored
         given.arguments["target"] = torch.where(valid, target, 0)
-        return _poison(func(*given.args, **given.kwargs), valid)
+        return _fill_nan(func(*given.args, **given.kwargs), valid)
 
 
 def _call_probability_loss(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: Arguments
 ) -> Any:
     """Give NaN for what is no probability: `binary_cross_entropy`."""
-    given = _signature(func).bind(*args, **kwargs)
-    with _trusted():
+    given = _get_signature(func).bind(*args, **kwargs)
+    with _trust_operations():
         outputs, target = given.arguments["input"], given.arguments["target"]
         valid = (outputs >= 0) & (outputs <= 1) & (target >= 0) & (target <= 1)
         given.arguments["input"] = torch.where(valid, outputs, 0.5)
         given.arguments["target"] = torch.where(valid, target, 0)
-        return _poison(func(*given.args, **given.kwargs), valid)
+        return _fill_nan(func(*given.args, **given.kwargs), valid)
 
 
 def _call_embedding(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: Arguments
 ) -> Any:
     """Give rows of NaN for entries that a table does not have."""
-    given = _signature(func).bind(*args, **kwargs)
+    given = _get_signature(func).bind(*args, **kwargs)
     if given.arguments.get("max_norm") is not None:  # which changes the table
         return NotImplemented
-    with _trusted():
+    with _trust_operations():
         entries = given.arguments["input"]
         valid = (entries >= 0) & (entries < given.arguments["weight"].shape[0])
         given.arguments["input"] = torch.where(valid, entries, 0)
-        return _poison(func(*given.args, **given.kwargs), valid.unsqueeze(-1))
+        return _fill_nan(func(*given.args, **given.kwargs), valid.unsqueeze(-1))
 
 
 def _call_gather(
@@ -280,9 +279,9 @@ def _call_gather(
     if len(args) != 3 or kwargs or not args[0].is_floating_point():
         return NotImplemented
     source, dim, index = args
-    with _trusted():
+    with _trust_operations():
         valid = (index >= 0) & (index < source.shape[dim])
-        return _poison(func(source, dim, torch.where(valid, index, 0)), valid)
+        return _fill_nan(func(source, dim, torch.where(valid, index, 0)), valid)
 
 
 def _call_getitem(
@@ -299,14 +298,14 @@ def _call_getitem(
     )
     if not whole or not source.is_floating_point():
         return NotImplemented
-    with _trusted():
+    with _trust_operations():
         valid = functools.reduce(
             torch.logical_and,
             [(p >= -size) & (p < size) for p, size in zip(parts, source.shape)],  # noqa: B905
         )
         safe = tuple(torch.where(valid, part, 0) for part in parts)
         shape = valid.shape + (1,) * (source.dim() - len(parts))
-        return _poison(func(source, safe), valid.reshape(shape))
+        return _fill_nan(func(source, safe), valid.reshape(shape))
 
 
 _FORMS: dict[Callable[..., Any], Form] = {
