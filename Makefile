@@ -120,7 +120,7 @@ duel: setup ## The rules against attacks, without training, as a table
 	$(BIN)/python -m simulations.studies.duel
 
 audit: setup ## Measure the privacy of the client's own code
-	$(BIN)/python -m simulations.audit
+	$(BIN)/safedshb audit --suite epsilon
 
 reproduce: setup ## The paper's experiments: runs, panels, table
 	$(BIN)/python -m simulations.studies.paper

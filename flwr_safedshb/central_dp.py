@@ -1,8 +1,8 @@
-"""Our accountant as a backend of Flower's own strategies with differential privacy.
+"""A PLD accountant for Flower's own strategies with central differential privacy.
 
 ``DifferentialPrivacyServerSideFixedClipping(..., accountant=PLDAccountant(config))``
-gives the epsilon of composed privacy loss distributions in place of Renyi's. There the
-unit is a client, here it is an example: the mathematics is the same.
+gives the epsilon of composed privacy loss distributions in place of Renyi's. The unit
+is a client, not an example; the mathematics is the same.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from flwr.serverapp import (
 )
 
 from flwr_safedshb.privacy.accounting import accountant
+from flwr_safedshb.privacy.accounting.ranges import DELTA
 from flwr_safedshb.privacy.plan import PrivacyPlan
 
 _METHOD = "pld"
-# Of the search for a delta: what our accountant takes, and how near it comes to it.
-_LEAST_DELTA, _GREATEST_DELTA = 1e-12, 0.1
-_NEAR = 1.0 + 1e-3
+# `get_delta` stops once its bracket is narrower than this ratio.
+_PRECISION = 1.0 + 1e-3
 
 
 class PLDAccountant:
-    """Privacy that is spent, as Flower's `PrivacyAccountant` protocol asks for it.
+    """Flower's `PrivacyAccountant` protocol, by composed privacy loss distributions.
 
     Parameters
     ----------
@@ -53,31 +53,31 @@ class PLDAccountant:
 
     def compose(self, event: GaussianPrivacyEvent, count: int = 1) -> None:
         """Compose one or more identical privacy events."""
-        self._plan(event)
+        self._make_plan(event)
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ValueError(f"count={count!r} must be an integer of at least 1")
         self._releases.append((event, count))
 
     def get_epsilon(self, delta: float) -> float:
         """Return cumulative epsilon at the supplied delta."""
-        return self._epsilon(self._releases, delta)
+        return self._compute_epsilon(self._releases, delta)
 
     def get_delta(self, epsilon: float) -> float:
         """Return a cumulative delta that holds at the supplied epsilon.
 
-        By bisection, and from above: at most a thousandth larger than need be, never
-        below 1e-12, and 1 for all that are above a tenth.
+        It is found by bisection: at most a thousandth above the least one, never below
+        1e-12, and 1 where the least one is above a tenth.
         """
         if not epsilon >= 0.0:
             raise ValueError(f"epsilon={epsilon} must be at least 0")
         if not self._releases:
             return 0.0
-        low, high = _LEAST_DELTA, _GREATEST_DELTA
+        low, high = DELTA.least, DELTA.greatest
         if self.get_epsilon(low) <= epsilon:
             return low
         if self.get_epsilon(high) > epsilon:
             return 1.0
-        while high > low * _NEAR:
+        while high > low * _PRECISION:
             middle = math.sqrt(low * high)
             if self.get_epsilon(middle) <= epsilon:
                 high = middle
@@ -101,19 +101,26 @@ class PLDAccountant:
         if limit is None:
             raise ValueError("give max_epsilon here, or in the PrivacyConfig")
         ahead = [*self._releases, (event, count)]
-        return self._epsilon(ahead, self._config.target_delta) > limit
+        return self._compute_epsilon(ahead, self._config.target_delta) > limit
 
     def state_dict(self) -> dict[str, object]:
         """Return serializable accountant state."""
         releases = [{"event": asdict(e), "count": count} for e, count in self._releases]
-        return {"backend": _METHOD, "config": self._settings(), "releases": releases}
+        return {
+            "backend": _METHOD,
+            "config": self._write_config(),
+            "releases": releases,
+        }
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         """Restore serializable accountant state."""
-        if state.get("backend") != _METHOD or state.get("config") != self._settings():
+        if (
+            state.get("backend") != _METHOD
+            or state.get("config") != self._write_config()
+        ):
             raise ValueError(
                 f"the state is of backend {state.get('backend')!r} and config "
-                f"{state.get('config')}, not of {_METHOD!r} and {self._settings()}"
+                f"{state.get('config')}, not of {_METHOD!r} and {self._write_config()}"
             )
         restored = PLDAccountant(self._config)
         for release in cast(list[Mapping[str, Any]], state["releases"]):
@@ -121,22 +128,22 @@ class PLDAccountant:
             restored.compose(event, release["count"])
         self._releases = restored._releases
 
-    def _settings(self) -> dict[str, object]:
+    def _write_config(self) -> dict[str, object]:
         return {
             name: getattr(value, "value", value)
             for name, value in asdict(self._config).items()
         }
 
-    def _epsilon(
+    def _compute_epsilon(
         self, releases: list[tuple[GaussianPrivacyEvent, int]], delta: float
     ) -> float:
         if not releases:
             return 0.0
-        charges = [(self._plan(event), count) for event, count in releases]
+        charges = [(self._make_plan(event), count) for event, count in releases]
         return accountant.compute_epsilon(charges, delta)
 
-    def _plan(self, event: GaussianPrivacyEvent) -> PrivacyPlan:
-        """Return the plan of examples that spends what an event of clients does."""
+    def _make_plan(self, event: GaussianPrivacyEvent) -> PrivacyPlan:
+        """Return the plan over examples that costs as much as an event over clients."""
         size = self._config.population_size
         if event.population_size != size:
             raise ValueError(

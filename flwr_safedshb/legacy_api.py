@@ -1,8 +1,7 @@
-"""Safe-DSHB for apps of the older kind, ``ServerAppComponents(strategy=...)``.
+"""Safe-DSHB for Flower's legacy API, ``ServerAppComponents(strategy=...)``.
 
-Such a server asks its strategy what to tell each client, and what their answers are
-worth. `ClassicStrategy` asks a `SafeDSHB` in turn: the options, the rounds and the
-checks are the same, and so are the results.
+`ClassicStrategy` translates between the two APIs and drives a `SafeDSHB`: options,
+rounds, checks and results are the same.
 
     strategy = ClassicStrategy(SafeDSHB(num_malicious_nodes=1), trained_arrays(model))
     return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=30))
@@ -51,7 +50,7 @@ EvaluateFn = Callable[
 ]
 ConfigFn = Callable[[int], dict[str, Scalar]]
 
-# Nobody says how long a round of the older kind may take; it is what `start` allows.
+# The legacy API has no time limit for a round; this is the one of `SafeDSHB.start`.
 _TIMEOUT = 3600.0
 
 
@@ -63,15 +62,15 @@ class ClassicStrategy(Strategy):
     strategy : SafeDSHB
         With all its options.
     initial : ArrayRecord or Parameters
-        What the run starts from, ``trained_arrays(model)``: no client is asked for it.
+        The initial model, ``trained_arrays(model)``; no client is asked for it.
     num_rounds : int, optional
-        That of the ``ServerConfig``, which a strategy is not told. Without it there is
-        neither a checkpoint nor another output than the last model, and nodes state in
-        every round what the run has cost so far.
+        That of the ``ServerConfig``, which a strategy does not see. Without it there is
+        no checkpoint and no output but the last model, and nodes report in every round
+        what the run has cost so far.
     evaluate_fn : callable (round, arrays, config) -> (loss, metrics), optional
-        On the server, as of Flower's own strategies.
+        Evaluates the model on the server, as in Flower's own strategies.
     on_fit_config_fn, on_evaluate_config_fn : callable (round) -> config, optional
-        What clients are told beside what Safe-DSHB tells them.
+        Further config entries for the clients.
     """
 
     def __init__(
@@ -122,7 +121,7 @@ class ClassicStrategy(Strategy):
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """Tell the clients of a round what to do; nobody, once the run has ended."""
+        """Return the instructions of a round's clients; none once the run has ended."""
         if self._ended or (self._left is not None and server_round > self._left):
             return []
         grid = ClientManagerGrid(client_manager)
@@ -132,7 +131,7 @@ class ClassicStrategy(Strategy):
                 server_round, self._arrays, config, grid
             )
         except StopRun:
-            self._end()
+            self._finish_run()
             return []
         behind = find_grid(client_manager)
         settings = self.strategy.settings
@@ -141,8 +140,8 @@ class ClassicStrategy(Strategy):
             warn_of_open_network(behind, f, settings.authenticated_nodes)
         self._first = False
         if not messages:
-            # A server of the older kind does not aggregate a round without clients.
-            self._aggregate(server_round, ())
+            # A legacy server does not aggregate a round without clients.
+            self._aggregate_replies(server_round, ())
         return [
             (proxy, FitIns(_to_parameters(arrays), config))
             for proxy, arrays, config in self._list_instructions(
@@ -156,24 +155,26 @@ class ClassicStrategy(Strategy):
         results: list[tuple[ClientProxy, FitRes]],
         failures: Sequence[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        """Screen and aggregate what came, and take a step."""
+        """Aggregate the momentums and take a step."""
         contents = {proxy.cid: _to_reply_content(result) for proxy, result in results}
-        metrics = self._aggregate(server_round, self._make_replies(contents, failures))
+        metrics = self._aggregate_replies(
+            server_round, self._make_replies(contents, failures)
+        )
         return _to_parameters(self._arrays), _to_scalars(metrics or {})
 
-    def _aggregate(
+    def _aggregate_replies(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         arrays, metrics = self.strategy.aggregate_train(server_round, replies)
         self._arrays = self._arrays if arrays is None else arrays
         if server_round == self._left:
-            self._end()
+            self._finish_run()
         return metrics
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
-        """Ask random clients to evaluate the model, if the user asked for that."""
+        """Return the instructions of clients that evaluate the model, if any."""
         if self._ended and server_round != self._left:
             return []
         config = _make_config(self.evaluate_config, server_round)
@@ -193,7 +194,7 @@ class ClassicStrategy(Strategy):
         results: list[tuple[ClientProxy, EvaluateRes]],
         failures: Sequence[tuple[ClientProxy, EvaluateRes] | BaseException],
     ) -> tuple[float | None, dict[str, Scalar]]:
-        """Return the medians of what the clients report."""
+        """Aggregate what the clients report about the model."""
         replies = {
             proxy.cid: RecordDict(
                 {"metrics": _to_metrics({**result.metrics, "loss": result.loss})}
@@ -210,12 +211,12 @@ class ClassicStrategy(Strategy):
     def evaluate(
         self, server_round: int, parameters: Parameters
     ) -> tuple[float, dict[str, Scalar]] | None:
-        """Evaluate the model on the server, if the user said how."""
+        """Evaluate the model on the server, if there is an `evaluate_fn`."""
         if self.evaluate_fn is None:
             return None
         return self.evaluate_fn(server_round, parameters_to_ndarrays(parameters), {})
 
-    def _end(self) -> None:
+    def _finish_run(self) -> None:
         self._ended = True
         if self.num_rounds is not None:
             self._arrays = self.strategy.run.finish()
@@ -223,7 +224,7 @@ class ClassicStrategy(Strategy):
     def _list_instructions(
         self, messages: Sequence[Message], client_manager: ClientManager
     ) -> Iterator[tuple[ClientProxy, ArrayRecord, dict[str, Scalar]]]:
-        """Yield to whom which arrays and which config go, and remember the messages."""
+        """Yield proxy, arrays and config of each message, and remember the messages."""
         proxies = client_manager.all()
         self._asked = {}
         for message in messages:
@@ -239,7 +240,7 @@ class ClassicStrategy(Strategy):
         contents: Mapping[str, RecordDict],
         failures: Sequence[tuple[ClientProxy, object] | BaseException],
     ) -> Iterator[Message]:
-        """Yield the answers as replies; who failed is known by their number alone."""
+        """Yield results as replies; of failures only the number is known."""
         errors = [str(f if isinstance(f, BaseException) else f[0]) for f in failures]
         for cid, message in self._asked.items():
             if cid in contents:
@@ -254,7 +255,7 @@ def _make_config(config_fn: ConfigFn | None, server_round: int) -> ConfigRecord:
 
 
 def _to_record(parameters: Parameters) -> ArrayRecord:
-    """Return arrays with numbers for names, as those of a NumPyClient have."""
+    """Return arrays named by number, as a NumPyClient has them."""
     return ArrayRecord(parameters_to_ndarrays(parameters))
 
 
@@ -263,7 +264,7 @@ def _to_parameters(arrays: ArrayRecord) -> Parameters:
 
 
 def _to_reply_content(result: FitRes) -> RecordDict:
-    """Return what a client sent, for `screening` to look at."""
+    """Return the records of a client's result, for screening."""
     sent = result.parameters
     arrays = {
         str(i): make_array_unchecked("", (), data)
@@ -286,7 +287,7 @@ def _to_metrics(metrics: Mapping[str, object]) -> MetricRecord:
 
 
 def _to_scalars(metrics: Mapping[str, object]) -> dict[str, Scalar]:
-    """Return metrics as the older API has them: lists become text."""
+    """Return metrics for the legacy API: lists become text."""
     return {
         name: value if isinstance(value, int | float) else str(value)
         for name, value in metrics.items()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flwr_safedshb.audit.zoo.pretrained import missing
+from flwr_safedshb.audit.zoo.pretrained import missing_packages
 
 WORDS, LENGTH, CLASSES = 50, 8, 3
 
@@ -48,6 +48,6 @@ def with_lora(model: Any) -> Any:
 
 
 def _transformers() -> Any:
-    if absent := missing():
+    if absent := missing_packages():
         pytest.skip(f"{', '.join(absent)} not installed")
     return importlib.import_module("transformers")

@@ -231,7 +231,7 @@ SIMULATIONS = Path(__file__).parents[1] / "simulations"
 _EXPERIMENT = {"config", "overrides", "data", "models", "plans", "schedules"}
 _ENGINES = {*_EXPERIMENT, "experiment", "check", "app", "loopback"}
 STUDY = {
-    *("audit", "command", "config", "data", "engines", "experiment", "models"),
+    *("command", "config", "data", "engines", "experiment", "models"),
     "results",
 }
 SIMULATION_ROOMS: dict[str, set[str]] = {
@@ -253,7 +253,7 @@ SIMULATION_ROOMS: dict[str, set[str]] = {
     "run": {*_ENGINES, "engines", "command", "results"},
     "benchmarks": {*_ENGINES, "engines", "command", "results"},
     "chaos": {"loopback", "command", "config"},
-    "audit": {"command", "config"},
+    "audit": set(),
     "walk": {*_ENGINES, "engines", "command"},
 }
 

@@ -1,4 +1,4 @@
-"""What users compare with: rules of other papers that need inner products only."""
+"""Rules of other papers that need inner products only, to compare with."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -91,7 +91,7 @@ class GeometricMedian(GramRule):
         return Weighing(weights, subset=None, lambda_max=value)
 
     def weigh_many(self, grams: FloatArray, f: int) -> FloatArray:
-        """Return the weights for each Gram matrix; they are found side by side."""
+        """Return the weights, (g, n), for each Gram matrix, computed side by side."""
         return _geometric_median_weights(check_grams(grams, f))
 
     def kappa(self, n: int, f: int) -> float:
@@ -146,7 +146,7 @@ class CentredClipping(GramRule):
 
 
 def _krum_order(gram: FloatArray, f: int) -> NDArray[np.intp]:
-    """Order the vectors by their squared distances to the n - f nearest."""
+    """Return the vectors sorted by their squared distances to the n - f nearest."""
     scores = nearest_sums(squared_distances(gram), len(gram) - f)
     return np.argsort(scores, kind="stable")
 
@@ -160,7 +160,7 @@ def subset_mean(gram: FloatArray, subset: NDArray[np.intp]) -> Weighing:
 
 
 def _geometric_median_weights(grams: FloatArray) -> FloatArray:
-    """Return weights, (g, n), of the geometric medians, from inner products, (g, n, n).
+    """Return the weights, (g, n), of the geometric medians for Gram matrices.
 
     By inner products and not by distances: among those, a vector of norm 1e30 leaves no
     digit of the others.
@@ -189,8 +189,8 @@ def _geometric_median_weights(grams: FloatArray) -> FloatArray:
 def _centre_grams(grams: FloatArray) -> FloatArray:
     """Return Gram matrices, (g, n, n), about a vector where there is a common offset.
 
-    What the offset took from the inner products is lost; but no step loses it once
-    more, in another way each time, so that the steps come to an end.
+    The digits that the offset took are lost, but then no step loses others, so that the
+    steps converge.
     """
     sums = squared_distances(grams).sum(axis=2)
     centre = np.argmin(sums, axis=1)[:, None]
@@ -203,7 +203,7 @@ def _centre_grams(grams: FloatArray) -> FloatArray:
 
 
 def _iterate_medians(grams: FloatArray) -> FloatArray:
-    """Return the weights, (g, n), of medians that are none of the vectors.
+    """Return the weights, (g, n), of medians that are not one of the vectors.
 
     Weiszfeld's step w -> T(w), whose only fixed point is the median, always converges,
     but slowly. Newton's step for log T(w) = log w is fast near the end and may lead
@@ -234,7 +234,7 @@ def _iterate_medians(grams: FloatArray) -> FloatArray:
 def _median_steps(
     grams: FloatArray, weights: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return Weiszfeld's step, (g, n), Newton's, and how far the weights are off, (g,).
+    """Return Weiszfeld's step and Newton's, (g, n) each, and the gaps, (g,).
 
     With y the weighted mean and r_i = |x_i - y|^2, T(w)_i is 1 / sqrt(r_i) over the sum
     of these, and d log r_i / d w_k = 2 (y - x_i) (x_k - y) / r_i.

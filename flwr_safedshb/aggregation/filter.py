@@ -1,10 +1,9 @@
-"""Filter: shrink the weights of what sticks out along the top eigenvector.
+"""Filter: shrink the weights of vectors that stick out along the top eigenvector.
 
 Diakonikolas et al., Steinhardt et al.; listed in Allouah et al., ICML 2023, and here on
 the Gram matrix. **The paper's listing has its test the wrong way round**: it returns
-when the top eigenvalue is above eta sigma_0^2, which for sigma_0 = 0 would be the plain
-mean at once. Its text and its proposition only make sense with "at most", which is what
-is implemented.
+when the top eigenvalue is above eta sigma_0^2, which for sigma_0 = 0 is the plain mean
+at once. Its text and its proposition only make sense with "at most", as implemented.
 """
 
 from contextlib import suppress
@@ -40,12 +39,12 @@ DENSE = 128
 class Filter(GramRule):
     r"""Iterative down-weighting along the top eigenvector of the covariance.
 
-    Stops when the top eigenvalue s2 is at most e sigma_0^2, e = 2(n-f)/(n-2f), or
-    before the mass sum_i c_i of the weights falls to `min_mass`; then it returns the
+    The loop stops when the top eigenvalue s2 is at most e sigma_0^2, e = 2(n-f)/(n-2f),
+    or before the mass sum_i c_i of the weights falls to `min_mass`, and returns the
     mean with the smallest s2 that it saw. The paper's e is n/(n-2f) times larger, and
     so is its constant. With a valid sigma_0 the first test always comes first. With
-    sigma_0 = 0 the second keeps it sane: run to the end (`min_mass=0`, the paper's
-    experiments), all weight is left on one single vector.
+    sigma_0 = 0 the second is needed: run to the end (`min_mass=0`, the paper's
+    experiments), all weight is left on a single vector.
 
     Formal guarantees, with proofs in `flwr_safedshb.theory.filtering`
     ------------------------------------------------------------------
@@ -56,13 +55,12 @@ class Filter(GramRule):
       ||out - mean_S||^2 <= f/(n-3f) (sqrt(2) + sqrt(e))^2 lambda_S;
     - without a bound and for any f: a constant of each answer's own, in its `Weighing`.
 
-    For f >= n/3 what is left may be f colluders alone, whose equal vectors have s2 = 0.
-    So there a mean counts only if it shares at least ((n-2f)/(n-f))^3 with every S;
-    equal weights on n - f vectors share (n-2f)/(n-f). The more is asked for, the more
-    often the best mean does not count: with the square in place of the cube ALIE gains.
-    A larger `min_mass` would be no remedy at all: to drop f equal vectors far away
-    takes the mass to n(n-2f)/(n-f) at once, less than f for n = 7, f = 3; stopped
-    before that, the rule is the plain mean.
+    For f >= n/3 the last vectors may be those of f colluders, equal and so with s2 = 0.
+    So there a mean counts only if its weights overlap by at least ((n-2f)/(n-f))^3 with
+    equal weights on every S; those on any n - f vectors overlap by (n-2f)/(n-f). With
+    the square in place of the cube, ALIE gains. A larger `min_mass` is no remedy: to
+    drop f equal vectors far away takes the mass to n(n-2f)/(n-f) at once, less than f
+    for n = 7, f = 3; stopped before that, the rule is the plain mean.
 
     Parameters
     ----------
@@ -70,8 +68,8 @@ class Filter(GramRule):
         sigma_0^2, an upper bound on lambda_max of the honest vectors' covariance; 0 if
         none is known.
     min_mass : float, optional
-        Default n - 2f, without a bound as described above. A given one is taken
-        literally: the smallest s2 decides.
+        Default n - 2f, and the overlap above. A given one is taken literally: the
+        smallest s2 decides.
     """
 
     spectral_bound: float = 0.0
@@ -86,7 +84,7 @@ class Filter(GramRule):
             raise ValueError(f"min_mass={self.min_mass} must be finite and at least 0")
 
     def change_unit(self, exponent: int) -> Self:
-        """Return the rule for vectors in another unit: a bound stays one, above 0."""
+        """Return the rule for vectors in another unit; a bound stays above 0."""
         if self.spectral_bound == 0.0:
             return self
         bound = float(scale_by_power(self.spectral_bound, 2 * exponent))
@@ -94,7 +92,7 @@ class Filter(GramRule):
 
     @property
     def kappa_kind(self) -> KappaKind:
-        """In units of `spectral_bound` where that is given."""
+        """Return "spectral bound" if there is one, else "spectral"."""
         return "spectral bound" if self.spectral_bound > 0.0 else "spectral"
 
     def kappa(self, n: int, f: int) -> float | None:
@@ -105,7 +103,7 @@ class Filter(GramRule):
         return proven if self.min_mass in (None, n - 2.0 * f) else None
 
     def paper_kappa(self, n: int, f: int) -> float | None:
-        """Return the paper's constant, for a bound and its own larger stop."""
+        """Return the paper's constant, for a bound and the paper's larger stop."""
         constant = kappa_filter_paper(n, f)
         return constant if self.spectral_bound > 0.0 else None
 
@@ -118,7 +116,7 @@ class Filter(GramRule):
 
     @single_threaded
     def weigh_many(self, grams: FloatArray, f: int) -> FloatArray:
-        """Return the weights for each Gram matrix; they are found side by side."""
+        """Return the weights, (g, n), for each Gram matrix, computed side by side."""
         c, _, _ = self._shrink_weights(check_grams(grams, f), f)
         weights: FloatArray = c / c.sum(axis=1, keepdims=True)
         return weights
@@ -131,7 +129,7 @@ class Filter(GramRule):
         Returns
         -------
         best : (g, n) array
-            The weights of the mean that is returned.
+            The weights of the answer.
         least : (g,) array
             Its s2.
         lowest : (g,) array
@@ -142,7 +140,7 @@ class Filter(GramRule):
         stop = filter_eta(n, f) * self.spectral_bound
         required = self._required_overlap(n, f)
         best, least, lowest = np.ones((g, n)), np.full(g, np.inf), np.full(g, np.inf)
-        # Those that have not stopped, and their weights.
+        # The matrices that have not stopped, and their weights.
         open_, c, start = np.arange(g), np.ones((g, n)), None
         # Every turn takes at least one weight to zero.
         while len(open_):
@@ -173,11 +171,12 @@ class Filter(GramRule):
         return best, least, lowest
 
     def _required_overlap(self, n: int, f: int) -> float:
-        """Return what a mean must share with every S in order to count."""
+        """Return the overlap that a mean must have with every S in order to count."""
         agnostic = self.min_mass is None and self.spectral_bound == 0.0
         return ((n - 2 * f) / (n - f)) ** 3 if agnostic and 3 * f >= n else 0.0
 
     def _certify(self, c: FloatArray, value: float, lowest: float, f: int) -> Weighing:
+        """Return the answer of weights c, (n,), with its proven kappa."""
         n = len(c)
         if self.spectral_bound > 0.0:
             # With a valid bound its own stop comes first: past it nothing is proven.
@@ -195,9 +194,9 @@ class Filter(GramRule):
 class CAF(GramRule):
     """Covariance-bound Agnostic Filter (Allouah, Guerraoui, Stephan, 2025).
 
-    The filter that knows no bound: it goes on until the mass reaches n - 2f and returns
-    the mean with the smallest top eigenvalue. For f < n/3 `Filter` does the same by
-    default, and the same is proven.
+    `Filter` without a bound and without a test of overlap: it goes on until the mass
+    reaches n - 2f and returns the mean with the smallest top eigenvalue. For f < n/3
+    that is `Filter()`, with the same proof.
     """
 
     kappa_kind: ClassVar[KappaKind] = "spectral"
@@ -213,20 +212,16 @@ class CAF(GramRule):
 
 
 def min_overlap(c: FloatArray, f: int) -> FloatArray:
-    """Return what weights share, at least, with equal ones on any n - f vectors.
+    """Return the least overlap of weights with equal ones on n - f vectors, (g,).
 
-    That is the smallest sum over S of min(c_i / sum(c), 1/(n-f)): without the f largest
-    terms.
+    The overlap with S is the sum over S of min(c_i / sum(c), 1/(n-f)), and the least is
+    the sum without the f largest terms.
 
     Parameters
     ----------
     c : (g, n) array
         At least 0, not all of a row 0.
     f : int
-
-    Returns
-    -------
-    (g,) array
     """
     size = c.shape[1] - f
     shares = np.minimum(c / c.sum(axis=1, keepdims=True), 1.0 / size)
@@ -237,7 +232,7 @@ def min_overlap(c: FloatArray, f: int) -> FloatArray:
 def _top_eigenpairs(
     grams: FloatArray, c: FloatArray, starts: FloatArray | None
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the tops of the covariances of vectors with weights c, (g, n).
+    """Return the top eigenpairs of the covariances under weights c, (g, n).
 
     Returns
     -------
@@ -246,7 +241,7 @@ def _top_eigenpairs(
     projections : (g, n) array
         Of the vectors about their mean on the eigenvector, up to a common factor.
     vectors : (g, n) array
-        Where to start next time.
+        Eigenvectors, to start from next time.
     """
     n = c.shape[1]
     share = c / c.sum(axis=1, keepdims=True)
@@ -258,17 +253,17 @@ def _top_eigenpairs(
         values = np.array([value for value, _ in pairs])
         vectors = np.array([vector for _, vector in pairs])
     else:
-        values, vectors = _decompose(grams, share, roots)
+        values, vectors = _decompose_dense(grams, share, roots)
     diagonals = np.diagonal(grams, axis1=1, axis2=2)
     round_off = 8 * n * np.finfo(float).eps * (share * diagonals).sum(axis=1)
     values = np.where(values > round_off, values, 0.0)
     return values, _apply_centred(grams, share, roots * vectors), vectors
 
 
-def _decompose(
+def _decompose_dense(
     grams: FloatArray, share: FloatArray, roots: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the top eigenvalues, (g,), and eigenvectors, (g, n)."""
+    """Return the top eigenvalues, (g,), and eigenvectors, (g, n), by LAPACK."""
     along = (grams @ share[:, :, None])[:, :, 0]
     centred = grams - along[:, :, None] - along[:, None, :]
     centred += (share * along).sum(axis=1)[:, None, None]
@@ -279,7 +274,7 @@ def _decompose(
 def _iterate_lanczos(
     gram: FloatArray, share: FloatArray, roots: FloatArray, start: FloatArray
 ) -> tuple[float, FloatArray]:
-    """Return the same for one large matrix, whose centred form is never made."""
+    """Return both by ARPACK for one large matrix, whose centred form is never made."""
     size = len(gram)
 
     def apply_operator(x: FloatArray) -> FloatArray:
@@ -292,12 +287,12 @@ def _iterate_lanczos(
     with suppress(ArpackError):
         values, vectors = eigsh(operator, k=1, which="LA", v0=start, rng=fixed)
         return float(values[-1]), vectors[:, -1]
-    values, vectors = _decompose(gram[None], share[None], roots[None])
+    values, vectors = _decompose_dense(gram[None], share[None], roots[None])
     return float(values[0]), vectors[0]
 
 
 def _apply_centred(grams: FloatArray, share: FloatArray, x: FloatArray) -> FloatArray:
-    """Return the centred Gram matrices times x, (..., n), without forming them."""
+    """Return the products of centred Gram matrices with x, (..., n)."""
     moved = (grams @ (x - share * x.sum(axis=-1, keepdims=True))[..., None])[..., 0]
     about: FloatArray = moved - (share * moved).sum(axis=-1, keepdims=True)
     return about

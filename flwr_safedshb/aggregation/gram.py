@@ -84,7 +84,7 @@ class GramRule(Rule):
 
 
 @cache
-def _controller() -> ThreadpoolController:
+def _thread_controller() -> ThreadpoolController:
     return ThreadpoolController()
 
 
@@ -95,14 +95,14 @@ def single_threaded(function: Callable[P, R]) -> Callable[P, R]:
     """
 
     @wraps(function)
-    def limited(*args: P.args, **kwargs: P.kwargs) -> R:
+    def run_limited(*args: P.args, **kwargs: P.kwargs) -> R:
         gram = args[1] if len(args) > 1 else None
         if isinstance(gram, np.ndarray) and gram.shape[-1] <= _TINY:
             return function(*args, **kwargs)
-        with _controller().limit(limits=1, user_api="blas"):
+        with _thread_controller().limit(limits=1, user_api="blas"):
             return function(*args, **kwargs)
 
-    return limited
+    return run_limited
 
 
 def iterate_blocks(clients: Clients) -> Iterator[tuple[int, slice, FloatArray]]:
@@ -195,9 +195,9 @@ def scale_by_power(values: Floats | float, exponent: int) -> FloatArray:
 def scale_into_range(clients: Clients, f: int) -> tuple[Clients, int]:
     """Return the vectors divided by 2^k, so that squares keep their digits, and k.
 
-    Only float64 has numbers that need it; for others and for ordinary ones k is 0 and
-    the vectors are what was given. Of n - f vectors none is longer than 2^400 then; of
-    the other f, one that is longer than 2^480 is shortened to that, in its direction.
+    Only float64 has numbers that need it; otherwise k is 0 and the vectors are those
+    given. Then no value of n - f vectors exceeds 2^400; of the other f, a vector with a
+    value above 2^480 is shortened to that, in its direction.
     """
     if all(layer.dtype.itemsize < 8 for client in clients for layer in client):
         return clients, 0
@@ -226,10 +226,9 @@ def centred_gram_matrix(clients: Clients, f: int) -> FloatArray:
     """Return the Gram matrix, (n, n), centred until its inner products do not cancel.
 
     The centre is the client with n - f clients nearest around it: outliers cannot
-    choose it, and the result is as good as raw up to a common translation, which no
-    rule here can see. One centre may not be enough: where a common offset hides the gap
-    between two clusters and that gap the spread of the larger one, the first centre may
-    be in the smaller one.
+    choose it, and no rule here can see a common translation. One centre may not be
+    enough: where a common offset hides the gap between two clusters and that gap the
+    spread of the larger one, the first centre may be in the smaller one.
     """
     total = check_finite_gram(gram_matrix(clients))
     while True:
@@ -267,7 +266,7 @@ def check_gram(gram: FloatArray, f: int) -> FloatArray:
 
 
 def check_grams(grams: FloatArray, f: int) -> FloatArray:
-    """Return Gram matrices, (g, n, n), or raise what `check_gram` says of one."""
+    """Return Gram matrices, (g, n, n), or raise what `check_gram` raises."""
     if not np.abs(grams).max(initial=0.0) <= LARGEST_PRODUCT:
         return np.array([check_gram(gram, f) for gram in grams])
     for gram in grams[:1]:

@@ -20,15 +20,14 @@ from flwr_safedshb.aggregation.scatter import sort_by_isolation
 class MDA(GramRule):
     """Minimum Diameter Averaging (El-Mhamdi et al., 2018), exact within its budget.
 
-    Many subsets share the smallest diameter; of what is free to go, the vectors
-    farthest from their n - f nearest go first.
+    Many subsets share the smallest diameter. If fewer than f vectors need to go, those
+    farthest from their n - f nearest go, too.
 
     Parameters
     ----------
     max_nodes : int
-        Budget for each threshold in nodes of the search: hostile vectors can make any
-        exact search exponential. A threshold that is not decided within it counts as
-        too small.
+        Budget for each threshold, in nodes of the search: hostile vectors can make any
+        exact search exponential. A threshold undecided within it counts as too small.
     """
 
     max_nodes: int = 100_000

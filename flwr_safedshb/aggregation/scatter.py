@@ -18,8 +18,8 @@ _FEW = 8
 def squared_distances(gram: FloatArray) -> FloatArray:
     """Return squared distances between the vectors of Gram matrices, (..., n, n).
 
-    What is below the round-off of the Gram matrix itself is returned as zero, so that
-    equal vectors are seen to be equal.
+    A distance below the round-off of the Gram matrix is returned as zero, so that equal
+    vectors are seen to be equal.
     """
     squares = np.diagonal(gram, axis1=-2, axis2=-1)
     sums = squares[..., :, None] + squares[..., None, :]
@@ -39,10 +39,10 @@ def nearest_sums(distances: FloatArray, m: int) -> FloatArray:
 
 
 def sort_by_isolation(gram: FloatArray, m: int) -> tuple[FloatArray, NDArray[np.intp]]:
-    """Return squared distances and the order of the vectors that they are in.
+    """Sort vectors by the distance to their m nearest, the most isolated first.
 
-    By distances to their m nearest, largest first: what is obviously hostile comes
-    first. A function of the vectors, not of their order, ties aside.
+    So an obviously hostile vector comes first, and the result does not depend on the
+    order of the clients, ties aside.
 
     Parameters
     ----------
@@ -51,6 +51,7 @@ def sort_by_isolation(gram: FloatArray, m: int) -> tuple[FloatArray, NDArray[np.
     Returns
     -------
     distances : (..., n, n) array
+        Squared, between the sorted vectors.
     order : (..., n) array
     """
     distances = squared_distances(gram)
@@ -65,13 +66,12 @@ def sort_by_isolation(gram: FloatArray, m: int) -> tuple[FloatArray, NDArray[np.
 def scatter_gram(distances: FloatArray) -> FloatArray:
     """Return the Gram matrix about the mean, (..., m, m), from squared distances.
 
-    Its eigenvalues are those of the scatter sum_i (x_i - mean)(x_i - mean)^T, zeros
-    aside.
+    Its nonzero eigenvalues are those of the scatter sum_i (x_i - mean)(x_i - mean)^T.
     """
     m = distances.shape[-1]
     if distances.ndim > 2 and m <= _FEW:
         # Many small ones are centred by one product, six times faster than by sums.
-        flat = distances.reshape(-1, m * m) @ _centring(m)
+        flat = distances.reshape(-1, m * m) @ _centring_matrix(m)
         return flat.reshape(distances.shape)
     # Sums and divisions: numpy's mean takes twice as long for small matrices.
     row = distances.sum(axis=-1, keepdims=True) / m
@@ -82,8 +82,8 @@ def scatter_gram(distances: FloatArray) -> FloatArray:
 
 
 @cache
-def _centring(m: int) -> FloatArray:
-    """Return what centres squared distances of m points, (m m, m m), as rows."""
+def _centring_matrix(m: int) -> FloatArray:
+    """Return the (m m, m m) matrix that centres flat squared distances of m points."""
     projection = np.eye(m) - 1.0 / m
     return np.asarray(-0.5 * np.kron(projection, projection), dtype=np.float64)
 

@@ -1,17 +1,17 @@
-"""Which nodes failed to answer, and when those are asked again.
+"""Which nodes failed to answer, and when they are asked again (exponential backoff).
 
-Absence and refusal prove no adversary, so they change nothing about f. But an adversary
-may choose them: it fails on purpose, or answers and fails in turn. What that can do:
+Absence and refusal prove no adversary, so they do not change f. But an adversary may
+fail on purpose, or answer and fail in turn. The damage is bounded:
 
-- A node that failed its last round is not counted on, and while no more than 2f others
-  are left nobody else is asked: who stays away wastes one step of the others, not one a
-  round.
-- The k-th failure of a node leaves it out for the next 2^(k-1) - 1 rounds, at most 63,
+- A node that failed its last round does not count as present, and while at most 2f
+  other nodes are present nobody else is asked: an absent node wastes one step of the
+  others, not one in every round.
+- The k-th failure of a node excludes it from the next 2^(k-1) - 1 rounds, at most 63,
   and only eight answers in a row take one failure off that count. So a node that
-  answers and fails in turn spoils fewer and fewer rounds, and in the long run at most
-  one in nine; and only where the others are 2f or fewer, so that it could spoil every
+  answers and fails in turn spoils fewer and fewer rounds, in the long run at most one
+  in nine; and only where there are at most 2f others, so that it could spoil every
   round by staying away.
-- A node that is asked again is asked with the others, or drawn with them: its failures
+- A node that is asked again takes part, or is drawn, like all others: its failures
   never give it a place in a round that chance would not.
 """
 
@@ -36,12 +36,12 @@ FAILURES, ANSWERS, ASKED_AGAIN = (
 
 @dataclass(frozen=True)
 class FailingNode:
-    """A node that failed, and is not forgiven yet.
+    """The record of a node that failed, until enough answers forgive it.
 
     Attributes
     ----------
     failures : int
-        k, how often it failed, less what was forgiven.
+        k, how often it failed, less the failures that were forgiven.
     answers : int
         Its answers in a row since the last failure.
     asked_again : int
@@ -97,12 +97,12 @@ class Attendance:
     def split(
         self, nodes: Sequence[int], number: int | None = None
     ) -> tuple[list[int], list[int]]:
-        """Return the nodes to count on, and those that failed and are asked again.
+        """Split nodes into those that count as present, and those to ask again.
 
         Parameters
         ----------
         nodes : sequence of int
-            Those that are connected.
+            The connected nodes.
         number : int or None
             Of the round; None asks all that failed, whenever that was.
         """

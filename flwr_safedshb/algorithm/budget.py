@@ -133,7 +133,7 @@ class LedgerBudget:
     def charge_evaluation(self, request: EvaluateRequest) -> None:
         """Commit the ledger to the run, and charge one evaluation."""
         self._commit(request.session, request.run)
-        self.ledger.charge(_required(self.evaluation_plan), 1, request.session)
+        self.ledger.charge(_require_plan(self.evaluation_plan), 1, request.session)
 
     def report_cost(self, request: TrainRequest) -> dict[str, float]:
         """Return what the run alone was committed to and charged for."""
@@ -182,7 +182,7 @@ class SimulatedBudget:
         """Count one evaluation, or refuse it if it exceeds the budget of the run."""
         count, steps = self._count_evaluations(), self.store.steps_taken
         others = ((self.plan, steps),) if steps else ()
-        self._check(_required(self.evaluation_plan), count, others)
+        self._check(_require_plan(self.evaluation_plan), count, others)
         self.state[_EVALUATIONS] = ConfigRecord({"count": count + 1})
 
     def report_cost(self, request: TrainRequest) -> dict[str, float]:
@@ -435,7 +435,7 @@ def _skip_report(error: Exception) -> dict[str, float]:
     return {}
 
 
-def _required(plan: PrivacyPlan | None) -> PrivacyPlan:
+def _require_plan(plan: PrivacyPlan | None) -> PrivacyPlan:
     if plan is None:
         raise RefusedError("this client does not evaluate models on its data")
     return plan

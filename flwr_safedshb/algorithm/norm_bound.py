@@ -1,4 +1,4 @@
-"""How long an honest reply can be, where clip and noise are public.
+"""Bound the norm of an honest reply, where clip and noise are public.
 
 Claim. With probability at least `confidence` no honest node of a run ever sends a reply
 that is longer than `reply_norm` says, whatever adversaries do. So a longer reply is

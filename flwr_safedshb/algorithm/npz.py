@@ -1,9 +1,9 @@
-"""Arrays in an .npz file, read within bounds that the file itself keeps to.
+"""Read and write .npz files from sources that are not trusted.
 
-``numpy.load`` believes a file: a few kilobytes can ask for gigabytes, by compression or
-by a shape. Here nothing is compressed and no two parts overlap, so what is read is
-never more than the file has on the disk, and an array has the shape that its bytes
-fill. Nothing is unpickled.
+``numpy.load`` trusts a file: a few kilobytes can make it allocate gigabytes, by
+compression or by a shape. Here compressed and overlapping parts are refused, so that
+reading takes no more memory than the file has bytes, and an array must have the shape
+that its bytes fill. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def read_archive(path: Path, max_bytes: int) -> Arrays:
     ------
     FileNotFoundError
     ValueError
-        If the file is anything else, whatever it is.
+        If the file is anything else.
     """
-    # Without waiting for a writer, should it be a pipe.
+    # Does not wait for a writer if the path is a pipe.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
         about = os.fstat(file.fileno())
@@ -59,12 +59,12 @@ def read_archive(path: Path, max_bytes: int) -> Arrays:
             raise ValueError(f"it has {about.st_size} bytes, more than {max_bytes}")
         try:
             with zipfile.ZipFile(file) as archive:
-                return _arrays(archive, about.st_size)
-        except Exception as error:  # there are more ways to break a file than names
+                return _read_parts(archive, about.st_size)
+        except Exception as error:  # a broken file raises many kinds of errors
             raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-def _arrays(archive: zipfile.ZipFile, size: int) -> Arrays:
+def _read_parts(archive: zipfile.ZipFile, size: int) -> Arrays:
     parts = archive.infolist()
     names = [part.filename for part in parts]
     if len({*names}) != len(names) or not all(n.endswith(_SUFFIX) for n in names):
@@ -78,12 +78,12 @@ def _arrays(archive: zipfile.ZipFile, size: int) -> Arrays:
     if sum(part.file_size for part in parts) > size:
         raise ValueError("its parts overlap")
     return {
-        part.filename.removesuffix(_SUFFIX): _array(archive.read(part))
+        part.filename.removesuffix(_SUFFIX): _parse_npy(archive.read(part))
         for part in parts
     }
 
 
-def _array(content: bytes) -> NDArray[np.generic]:
+def _parse_npy(content: bytes) -> NDArray[np.generic]:
     """Return the array of an .npy file."""
     file = io.BytesIO(content)
     version = npy.read_magic(file)

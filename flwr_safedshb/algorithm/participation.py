@@ -1,7 +1,7 @@
-"""Which nodes take part in a round, and how many adversaries may be among them.
+"""Choose the nodes of a round, and bound the adversaries among them.
 
-That at most f nodes are adversarial says nothing where anybody may join: one machine
-can be any number of nodes. `warn_of_open_network` is about that.
+f means nothing where anybody may join, because one machine can be any number of nodes:
+`warn_of_open_network` warns of that.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Cohort:
         The probability that the bounds of all rounds of the run hold, over the draws of
         the nodes.
     complete : bool
-        Whether a step can come of the round. If not, only nodes that failed are asked,
-        to learn whether they are back.
+        Whether the round can take a step. If not, only nodes that failed are asked, to
+        learn whether they are back.
     """
 
     nodes: list[int]
@@ -57,7 +57,7 @@ class Cohort:
 
 @dataclass
 class Participation:
-    """How the nodes of a round are chosen.
+    """The settings by which the nodes of a round are chosen.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ class Participation:
         if not self.give_up_after >= 0.0:
             raise ValueError(f"give_up_after={self.give_up_after} must be at least 0")
 
-    def gather(
+    def choose_nodes(
         self,
         grid: Grid,
         rng: Callable[[], np.random.Generator],
@@ -115,24 +115,24 @@ class Participation:
         num_rounds: int | None,
         first: bool,
     ) -> Cohort:
-        """Wait for nodes and choose those of a round, with `rng` where it must.
+        """Wait for nodes and choose those of a round.
 
-        Where no step can come of the round, because too few nodes are left that can be
-        counted on, or half of the chosen ones or more may be adversarial, only nodes
-        that failed before are asked: a round must not cost the others anything then,
-        and nodes that leave must not be able to end a run.
+        If the round cannot take a step, because too few nodes are present or half of
+        the chosen ones may be adversarial, only nodes that failed before are asked:
+        such a round must not cost the others anything, and nodes that leave must not be
+        able to end a run.
 
         Parameters
         ----------
         grid : Grid
         rng : callable
-            Returns the generator of the draw.
+            Returns the random generator of the draw.
         before : mapping
-            The metrics of the round before, which say which nodes failed so far.
+            The metrics of the round before, which list the nodes that failed.
         number : int
             t, the number of the round, from 1 on.
         num_rounds : int or None
-            T; None where nobody knows it.
+            T; None if it is unknown.
         first : bool
             Whether it is the first round since the run was started or resumed.
 
@@ -150,20 +150,20 @@ class Participation:
         except TimeoutError as error:
             if first:
                 raise
-            cohort = self._probe([], str(error))
+            cohort = self._probe_failed([], str(error))
         else:
             usable, returning = nodes, nodes[:0]
             if FAILING_NODES in before:
                 attendance = Attendance.from_metrics(before)
                 usable, returning = attendance.split(nodes, None if first else number)
             try:
-                cohort = self._choose(
+                cohort = self._draw_nodes(
                     usable, returning, len(nodes), rng, number, num_rounds
                 )
             except ValueError as error:
                 if first:
                     raise
-                cohort = self._probe(returning, str(error))
+                cohort = self._probe_failed(returning, str(error))
         if cohort.complete:
             self._last_cohort = time.monotonic()
         elif time.monotonic() - self._last_cohort > self.give_up_after:
@@ -175,7 +175,7 @@ class Participation:
         log(INFO, "configure_train: %s", cohort)
         return cohort
 
-    def _choose(
+    def _draw_nodes(
         self,
         usable: list[int],
         returning: list[int],
@@ -184,10 +184,10 @@ class Participation:
         number: int,
         num_rounds: int | None,
     ) -> Cohort:
-        """Choose among the nodes that answer and those that may answer again."""
+        """Draw nodes among those that answer and those that are asked again."""
         f = self.num_malicious_nodes
         if len(usable) <= 2 * f:
-            return self._probe(
+            return self._probe_failed(
                 returning,
                 f"{len(usable)} connected nodes answered when they were last asked, "
                 f"and more than 2f = {2 * f} are needed",
@@ -212,13 +212,13 @@ class Participation:
         drawn = sorted(nodes[i] for i in chosen)
         back = sorted({*drawn}.intersection(returning))
         if size - len(back) <= 2 * bound:
-            return self._probe(
+            return self._probe_failed(
                 back, f"{len(back)} of {size} drawn nodes failed when last asked"
             )
         return Cohort(drawn, bound, self.confidence)
 
-    def _probe(self, nodes: list[int], problem: str) -> Cohort:
-        """Ask nodes that failed alone, and spare the others a round without a step."""
+    def _probe_failed(self, nodes: list[int], problem: str) -> Cohort:
+        """Ask only nodes that failed; nobody else pays for a round without a step."""
         log(WARNING, "No step can come of this round: %s", problem)
         return Cohort(nodes, self.num_malicious_nodes, 1.0, complete=False)
 
@@ -243,11 +243,11 @@ def wait_for_nodes(grid: Grid, least: int, timeout: float) -> list[int]:
 
 
 def split_risk(risk: Fraction, number: int, num_rounds: int | None) -> Fraction:
-    """Return the part of a run's risk that one of its rounds may take.
+    """Return the share of a run's risk for one of its rounds.
 
-    The parts of all rounds sum to at most the whole, so by the union bound a statement
-    that fails with at most this probability in each round, whatever happened before,
-    fails in any round of the run with at most probability `risk`.
+    The shares of all rounds sum to at most `risk`. By the union bound, a statement that
+    fails in each round with at most its share, whatever happened before, fails in any
+    round of the run with probability at most `risk`.
 
     Parameters
     ----------
@@ -256,8 +256,8 @@ def split_risk(risk: Fraction, number: int, num_rounds: int | None) -> Fraction:
     number : int
         t, the number of the round, from 1 on.
     num_rounds : int or None
-        T. The part is risk / T; where T is not known it is risk / (t (t + 1)), and
-        these sum to the risk over all t.
+        T. The share is risk / T; if T is unknown it is risk / (t (t + 1)), which sums
+        to the risk over all t.
     """
     return risk / (number * (number + 1) if num_rounds is None else num_rounds)
 
@@ -265,7 +265,7 @@ def split_risk(risk: Fraction, number: int, num_rounds: int | None) -> Fraction:
 def bound_adversaries(
     num_nodes: int, num_malicious: int, chosen: int, confidence: float | Fraction
 ) -> int:
-    """Bound the adversaries among nodes that are chosen at random.
+    """Bound the number of adversaries among randomly chosen nodes.
 
     Returns
     -------
@@ -285,20 +285,20 @@ def bound_adversaries(
 
 
 def warn_of_open_network(grid: Grid, f: int, authenticated: bool) -> None:
-    """Warn, once and loudly, if strangers may be among the nodes.
+    """Warn if anybody may join the nodes.
 
-    A strategy sees one half of it: authentication needs TLS, so a SuperLink without TLS
-    has none. For the other half there is only the user's word. Simulated nodes are no
-    strangers; whatever Grid is not known to simulate its nodes is taken for a network.
+    Authentication needs TLS, so a SuperLink without TLS has none. Of one with TLS a
+    strategy cannot see whether it authenticates nodes; the user must say so. Every Grid
+    that is not known to be a simulation counts as a network.
 
     Parameters
     ----------
     grid : Grid
-        What the run's messages go through.
+        The run's.
     f : int
         The bound on the adversaries, above 0.
     authenticated : bool
-        The user's word that the SuperLink admits registered nodes only.
+        Whether the user says that the SuperLink admits registered nodes only.
     """
     if is_simulated(grid):
         return

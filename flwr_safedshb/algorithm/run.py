@@ -165,7 +165,7 @@ class TrainingRun:
             progress = load_matching(Path(settings.checkpoint), identity, size)
         if progress is None:
             progress = self._make_progress(num_rounds, initial_arrays, identity)
-        self._adopt(progress)
+        self._set_progress(progress)
         self.num_rounds, self._rates = num_rounds, rates
         # A busy node must not spend budget on a round that is long over.
         self._ttl = timeout + _LEEWAY_SECONDS
@@ -185,7 +185,7 @@ class TrainingRun:
         progress, template = self.progress, self._template
         if progress is None or template is None:  # nobody called `begin`
             progress = self._make_progress(server_round, arrays, {})
-            template = self._adopt(progress)
+            template = self._set_progress(progress)
         step = progress.step = server_round + self.rounds_done - 1
         first = step == self.rounds_done
         progress.arrays = arrays
@@ -196,7 +196,7 @@ class TrainingRun:
         if due and not first and settings.checkpoint is not None:
             save(Path(settings.checkpoint), progress)
         before = {**progress.train.get(step, MetricRecord())}
-        cohort = settings.participation.gather(
+        cohort = settings.participation.choose_nodes(
             grid,
             lambda: self._make_rng(NODES, step),
             before,
@@ -350,7 +350,7 @@ class TrainingRun:
         seed = secrets.randbits(63) if seed is None else seed
         return Progress.fresh(seed, num_rounds, arrays, {**identity, "seed": seed})
 
-    def _adopt(self, progress: Progress) -> Template:
+    def _set_progress(self, progress: Progress) -> Template:
         """Make a run the one that is driven."""
         self.progress, self.rounds_done = progress, progress.step
         self._template = template = Template.of(progress.arrays)

@@ -186,7 +186,13 @@ def screen_replies(
         excluded[result.reason] += 1
         if not result.is_proof:
             failed.add(node)
-        log(INFO, "\t> Node %d is excluded: %s%s", node, result.reason, _quote(reply))
+        log(
+            INFO,
+            "\t> Node %d is excluded: %s%s",
+            node,
+            result.reason,
+            _quote_error(reply),
+        )
     if silent:
         excluded["missing"] = len(silent)
         failed.update(silent)
@@ -269,7 +275,7 @@ def _count_records(records: Sequence[object], kind: type) -> int:
     return sum(isinstance(record, kind) for record in records)
 
 
-def _quote(reply: Message) -> str:
+def _quote_error(reply: Message) -> str:
     """Quote the error of a node, made safe for one line of a log."""
     words = getattr(reply.error, "reason", "") if reply.has_error() else ""
     if not isinstance(words, str) or not words:

@@ -1,4 +1,4 @@
-"""One candidate of the search: weights, a batch, and an example to exchange in it."""
+"""One candidate of the sensitivity search: weights, batches, and an example to swap."""
 
 from __future__ import annotations
 
@@ -8,36 +8,43 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
-from flwr_safedshb.audit.hostile_values import QUIET, WILD, hostile, misplaced
-from flwr_safedshb.audit.target_model import Batch, Subject
+from flwr_safedshb.audit.hostile_values import (
+    QUIET,
+    WILD,
+    draw_hostile,
+    misplace_indices,
+)
+from flwr_safedshb.audit.target_model import Batch, TargetModel
+from flwr_safedshb.privacy.datasets import ArrayExamples, DrawnBatch, ItemExamples
 
 # How a client has its examples: as a batch already, as whole arrays, or as items.
 Form = Literal["batch", "arrays", "items"]
 FORMS: tuple[Form, ...] = ("batch", "arrays", "items")
 
-# Sizes of batches: one example alone, few, and many that add up their rounding; and
-# how many of a size are measured at once, with the same weights.
-GROUPS = {1: 72, 2: 48, 3: 36, 5: 24, 8: 15, 33: 3}
-_SHARES = (0.25, 0.25, 0.2, 0.15, 0.1, 0.05)
+# Batch sizes (one example alone, few, and many that add up their rounding), and how
+# many batches of a size are measured at once, with the same weights.
+NUM_BATCHES = {1: 72, 2: 48, 3: 36, 5: 24, 8: 15, 33: 3}
+_SIZE_SHARES = (0.25, 0.25, 0.2, 0.15, 0.1, 0.05)
 
 
 @dataclass(frozen=True)
-class Trial:
-    """Candidates that share their weights.
+class Candidate:
+    """Neighbouring batches under the same weights.
 
     Attributes
     ----------
     weights : list of Tensor
         What the server sends: all floating-point entries of the model's state.
     batch : (inputs, targets)
-        Batches of k examples in a row; the first of each is the one looked at.
-    other : (inputs, targets)
-        For each batch the example that takes the place of the first.
-    usable : Tensor of bool
-        Which places of the batches are not empty, with the first of each.
-    readable : Tensor of bool
-        Which of the other examples can be read.
+        `num_batches` batches of k examples in a row.
+    replacements : (inputs, targets)
+        For each batch, the example that replaces its first one.
+    usable : Tensor of bool, shape (num_batches * k,)
+        Which places of the batches are not empty; the first of each never is.
+    readable : Tensor of bool, shape (num_batches,)
+        Which of the replacements can be read.
     seed : int
         Of torch's random state in every pass.
     form : {"batch", "arrays", "items"}
@@ -46,90 +53,149 @@ class Trial:
 
     weights: list[torch.Tensor]
     batch: Batch
-    other: Batch
+    replacements: Batch
     usable: torch.Tensor
     readable: torch.Tensor
     seed: int = 1
     form: Form = "batch"
 
     @property
-    def groups(self) -> int:
-        """How many batches."""
-        return len(self.other[1])
+    def num_batches(self) -> int:
+        """The number of batches."""
+        return len(self.replacements[1])
 
     @property
-    def first(self) -> Batch:
+    def first_batch(self) -> Batch:
         """The first batch."""
-        count = len(self.batch[1]) // self.groups
+        count = len(self.batch[1]) // self.num_batches
         return self.batch[0][:count], self.batch[1][:count]
 
     @property
-    def exchanged(self) -> tuple[Batch, torch.Tensor]:
-        """The batches with the other examples in place of their first; which count."""
+    def _is_first(self) -> torch.Tensor:
+        count = len(self.batch[1])
+        return torch.arange(count) % (count // self.num_batches) == 0
+
+    def replace_firsts(self) -> tuple[Batch, torch.Tensor]:
+        """Return the batches with each first example replaced, and what is usable."""
         inputs, targets = (part.clone() for part in self.batch)
-        inputs[self.firsts], targets[self.firsts] = self.other
+        inputs[self._is_first], targets[self._is_first] = self.replacements
         usable = self.usable.clone()
-        usable[self.firsts] = self.readable
+        usable[self._is_first] = self.readable
         return (inputs, targets), usable
 
-    @property
-    def emptied(self) -> tuple[Batch, torch.Tensor]:
-        """The batches with an empty place for their first, where the others stand."""
-        return self.exchanged[0], self.usable & ~self.firsts
+    def remove_firsts(self) -> tuple[Batch, torch.Tensor]:
+        """Return the batches with an empty place (holding the replacement) first."""
+        return self.replace_firsts()[0], self.usable & ~self._is_first
 
-    @property
-    def firsts(self) -> torch.Tensor:
-        """Which examples are the first of their batch."""
-        count = len(self.batch[1])
-        return torch.arange(count) % (count // self.groups) == 0
+    def read(self, batch: Batch, usable: torch.Tensor) -> DrawnBatch:
+        """Return a batch as a client reads it, with the places that count.
+
+        Parameters
+        ----------
+        batch : (inputs, targets)
+        usable : Tensor of bool, shape (k,)
+            Other places were not drawn; in the form of items they cannot be read.
+        """
+        inputs, targets = batch
+        indices = np.arange(len(targets))
+        if self.form == "arrays":
+            return ArrayExamples(inputs, targets).read_batch(indices, usable.numpy())
+        if self.form == "items":
+            like = torch.zeros_like(inputs[0]), torch.zeros_like(targets[0])
+            items = ItemExamples(_UnreadableItems(batch, usable), like=like)
+            return items.read_batch(indices)
+        return inputs.clone(), targets.clone(), usable
 
 
-def entries(model: nn.Module) -> list[torch.Tensor]:
-    """Return the floating-point entries of a model's state, as they are in it."""
+class _UnreadableItems(Dataset[object]):
+    """Pairs of rows, some of which cannot be read."""
+
+    def __init__(self, batch: Batch, usable: torch.Tensor) -> None:
+        self._batch, self._usable = batch, usable.tolist()
+
+    def __len__(self) -> int:
+        return len(self._usable)
+
+    def __getitem__(self, index: int) -> object:
+        if not self._usable[index]:
+            raise OSError("this item cannot be read, on purpose")
+        inputs, targets = self._batch
+        return inputs[index], targets[index]
+
+
+def float_entries(model: nn.Module) -> list[torch.Tensor]:
+    """Return the floating-point entries of a model's state, sharing its memory."""
     state = model.state_dict(keep_vars=True).values()
     return [entry.detach() for entry in state if entry.is_floating_point()]
 
 
-def drawn(
-    subject: Subject, weights: list[torch.Tensor], rng: np.random.Generator
-) -> Trial:
-    """Return random candidates, made of `weights` and of examples of the subject."""
+def load_entries(model: nn.Module, weights: list[torch.Tensor]) -> None:
+    """Copy weights into a model's floating-point entries."""
+    with torch.no_grad():
+        for entry, given in zip(float_entries(model), weights, strict=True):
+            entry.copy_(given)
+
+
+def cast_batch(batch: Batch, dtype: torch.dtype) -> Batch:
+    """Return the batch with its floating-point values in the model's type."""
+    inputs, targets = (
+        part.to(dtype) if part.is_floating_point() else part for part in batch
+    )
+    return inputs, targets
+
+
+def draw_ordinary(
+    target: TargetModel, weights: list[torch.Tensor], rng: np.random.Generator
+) -> Candidate:
+    """Return batches of two as they occur in ordinary training."""
+    count = min(NUM_BATCHES[2], target.max_batches)
+    batch = cast_batch(target.draw(2 * count, rng), weights[0].dtype)
+    replacements = cast_batch(target.draw(count, rng), weights[0].dtype)
+    usable = torch.ones(2 * count, dtype=torch.bool)
+    return Candidate(weights, batch, replacements, usable, usable[:count])
+
+
+def draw_candidate(
+    target: TargetModel, weights: list[torch.Tensor], rng: np.random.Generator
+) -> Candidate:
+    """Return a random hostile candidate, made from `weights` and drawn examples."""
     dtype = weights[0].dtype
-    mood = QUIET if rng.random() < 0.4 else WILD
-    # In one of four the weights are as they are, and in one of four the data.
+    shares = QUIET if rng.random() < 0.4 else WILD
+    # One time in four the weights stay as they are, and one in four the data do.
     if rng.random() < 0.75:
-        weights = [hostile(weight, rng, mood) for weight in weights]
-    size = int(rng.choice(list(GROUPS), p=_SHARES))
+        weights = [draw_hostile(weight, rng, shares) for weight in weights]
+    size = int(rng.choice(list(NUM_BATCHES), p=_SIZE_SHARES))
     # Now and then one batch alone, as a client has it.
-    groups = min(GROUPS[size], subject.together) if rng.random() < 0.9 else 1
-    inputs, targets = typed(subject.draw(groups * size, rng), dtype)
+    count = min(NUM_BATCHES[size], target.max_batches) if rng.random() < 0.9 else 1
+    inputs, targets = cast_batch(target.draw(count * size, rng), dtype)
     batches = list(
         zip(torch.split(inputs, size), torch.split(targets, size), strict=True)
     )
-    for i, (some, labels) in enumerate(batches):
+    for i, (rows, labels) in enumerate(batches):
         if rng.random() < 0.75:
-            batches[i] = hostile(some, rng, mood), labels
+            batches[i] = draw_hostile(rows, rng, shares), labels
         if rng.random() < 0.3:  # many that pull the same way
-            batches[i] = _first_repeated(batches[i][0]), _first_repeated(labels)
+            batches[i] = _repeat_first(batches[i][0]), _repeat_first(labels)
     inputs, targets = map(torch.cat, zip(*batches, strict=True))
     if rng.random() < 0.3:
-        targets = _mislabelled(targets, rng)
-    other = typed(subject.draw(groups, rng), dtype)
+        targets = _mislabel(targets, rng)
+    replacements = cast_batch(target.draw(count, rng), dtype)
     if rng.random() < 0.5:
-        other = hostile(other[0], rng), other[1]
+        replacements = draw_hostile(replacements[0], rng), replacements[1]
     elif rng.random() < 0.5:  # opposites, as far away as it gets
         firsts = inputs[::size]
-        other = (-firsts if firsts.is_floating_point() else firsts), other[1]
+        opposites = -firsts if firsts.is_floating_point() else firsts
+        replacements = opposites, replacements[1]
     if rng.random() < 0.3:
-        other = other[0], _mislabelled(other[1], rng)
-    usable, readable = torch.ones(len(targets), dtype=torch.bool), rng.random(groups)
+        replacements = replacements[0], _mislabel(replacements[1], rng)
+    usable, readable = torch.ones(len(targets), dtype=torch.bool), rng.random(count)
     if size > 1 and rng.random() < 0.3:
         usable = torch.from_numpy(rng.random(len(targets)) < 0.7)
         usable[::size] = True
-    return Trial(
+    return Candidate(
         weights,
         (inputs, targets),
-        other,
+        replacements,
         usable,
         torch.from_numpy(readable < 0.9),
         int(rng.integers(2**31)),
@@ -137,60 +203,43 @@ def drawn(
     )
 
 
-def usual(
-    subject: Subject, weights: list[torch.Tensor], rng: np.random.Generator
-) -> Trial:
-    """Return candidates as they are in ordinary training."""
-    groups = min(GROUPS[2], subject.together)
-    batch, other = (
-        typed(subject.draw(count, rng), weights[0].dtype)
-        for count in (2 * groups, groups)
-    )
-    every = torch.ones(2 * groups, dtype=torch.bool)
-    return Trial(weights, batch, other, every, every[:groups])
-
-
-def mutated(subject: Subject, trial: Trial, rng: np.random.Generator) -> Trial:
-    """Return candidates near others."""
+def mutate_candidate(
+    target: TargetModel, parent: Candidate, rng: np.random.Generator
+) -> Candidate:
+    """Return a candidate that differs from its parent in one respect."""
     kind = rng.integers(6)
     if kind == 0:
-        weights = list(trial.weights)
+        weights = list(parent.weights)
         place = int(rng.integers(len(weights)))
-        weights[place] = hostile(weights[place], rng)
-        return replace(trial, weights=weights)
+        weights[place] = draw_hostile(weights[place], rng)
+        return replace(parent, weights=weights)
     if kind == 1:
-        return replace(trial, batch=(hostile(trial.batch[0], rng), trial.batch[1]))
+        inputs, targets = parent.batch
+        return replace(parent, batch=(draw_hostile(inputs, rng), targets))
     if kind == 2:
-        powers = 2.0 ** rng.integers(-4, 5, size=len(trial.weights))
-        weights = [w * float(p) for w, p in zip(trial.weights, powers, strict=True)]
-        return replace(trial, weights=weights)
+        powers = 2.0 ** rng.integers(-4, 5, size=len(parent.weights))
+        weights = [w * float(p) for w, p in zip(parent.weights, powers, strict=True)]
+        return replace(parent, weights=weights)
     if kind == 3:
         if rng.random() < 0.5:
-            other = trial.other[0], _mislabelled(trial.other[1], rng)
-            return replace(trial, other=other)
-        targets = _mislabelled(trial.batch[1], rng)
-        return replace(trial, batch=(trial.batch[0], targets))
+            inputs, targets = parent.replacements
+            return replace(parent, replacements=(inputs, _mislabel(targets, rng)))
+        inputs, targets = parent.batch
+        return replace(parent, batch=(inputs, _mislabel(targets, rng)))
     if kind == 4:
         form = FORMS[rng.integers(3)]
-        return replace(trial, seed=int(rng.integers(2**31)), form=form)
-    other = typed(subject.draw(trial.groups, rng), trial.weights[0].dtype)
-    return replace(trial, other=(hostile(other[0], rng), other[1]))
+        return replace(parent, seed=int(rng.integers(2**31)), form=form)
+    drawn = target.draw(parent.num_batches, rng)
+    inputs, targets = cast_batch(drawn, parent.weights[0].dtype)
+    return replace(parent, replacements=(draw_hostile(inputs, rng), targets))
 
 
-def typed(batch: Batch, dtype: torch.dtype) -> Batch:
-    """Return the batch with floating-point values of the model's type."""
-    inputs, targets = (
-        part.to(dtype) if part.is_floating_point() else part for part in batch
-    )
-    return inputs, targets
-
-
-def _mislabelled(targets: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    """Return targets of which some are wrong."""
+def _mislabel(targets: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    """Return targets, some of which are wrong."""
     if targets.is_floating_point():
-        return hostile(targets, rng)
-    return misplaced(targets, rng)
+        return draw_hostile(targets, rng)
+    return misplace_indices(targets, rng)
 
 
-def _first_repeated(part: torch.Tensor) -> torch.Tensor:
+def _repeat_first(part: torch.Tensor) -> torch.Tensor:
     return part[:1].expand_as(part).clone()

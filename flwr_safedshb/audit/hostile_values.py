@@ -22,8 +22,43 @@ _CANCELLING = (
 )
 
 
-def odd_floats(dtype: torch.dtype) -> list[float]:
-    """Return the values of a type at which arithmetic behaves unlike itself."""
+def draw_hostile(
+    like: torch.Tensor, rng: Rng, shares: Shares | None = None
+) -> torch.Tensor:
+    """Return a tensor of the same shape and type from a random family.
+
+    Parameters
+    ----------
+    like : Tensor
+        What most families are made from.
+    rng : Generator
+    shares : ndarray, shape (families,)
+        How often to draw each family: `WILD` (the default) or `QUIET`.
+    """
+    if like.numel() == 0 or like.dim() == 0:
+        return like.clone()
+    if not like.is_floating_point():
+        return misplace_indices(like, rng)
+    shares = WILD if shares is None else shares
+    return _FAMILIES[rng.choice(len(_FAMILIES), p=shares)](like, rng)
+
+
+def misplace_indices(like: torch.Tensor, rng: Rng) -> torch.Tensor:
+    """Replace a few integers by classes or table entries that do not exist."""
+    if like.is_floating_point() or like.dtype == torch.bool:
+        return like.clone()
+    info = torch.iinfo(like.dtype)
+    # One too many, less than nothing, the class that torch ignores, and far away.
+    near = (min(int(like.max()), 99) + 1, 77, -1, -2, -100)
+    values = torch.tensor([*near, 2**31, 2**40, info.max, info.min], dtype=like.dtype)
+    chosen = values[torch.from_numpy(rng.integers(len(values), size=tuple(like.shape)))]
+    share = rng.choice([0.0, 0.05, 0.5])
+    replaced = torch.from_numpy(rng.random(tuple(like.shape)) < share)
+    return torch.where(replaced, chosen, like)
+
+
+def edge_floats(dtype: torch.dtype) -> list[float]:
+    """Return the values of a type where arithmetic rounds, underflows or overflows."""
     info = torch.finfo(dtype)
     least = info.smallest_normal * info.eps  # the least denormal
     small = [0.0, least, info.tiny, info.tiny * (1 - info.eps), info.eps]
@@ -32,23 +67,14 @@ def odd_floats(dtype: torch.dtype) -> list[float]:
     return [*sizes, *(-size for size in sizes), float("nan")]
 
 
-def _plain(like: torch.Tensor, rng: Rng) -> torch.Tensor:
-    return like.clone()
-
-
-def _scaled(like: torch.Tensor, rng: Rng) -> torch.Tensor:
-    """Multiply by one power of two, from denormal to nearly infinite."""
-    return like * _power(like.dtype, rng)
-
-
-def _uneven(like: torch.Tensor, rng: Rng) -> torch.Tensor:
+def _scale_axis(like: torch.Tensor, rng: Rng) -> torch.Tensor:
     """Multiply by another power of two at each place of an axis."""
     axis = int(rng.integers(like.dim()))
-    powers = [_power(like.dtype, rng) for _ in range(like.shape[axis])]
+    powers = [_draw_power(like.dtype, rng) for _ in range(like.shape[axis])]
     return like * _along(torch.tensor(powers, dtype=like.dtype), axis, like)
 
 
-def _cancelling(like: torch.Tensor, rng: Rng) -> torch.Tensor:
+def _cancel(like: torch.Tensor, rng: Rng) -> torch.Tensor:
     """Repeat one slice along an axis, with factors that cancel."""
     # Mostly a later one: the first has examples, or a layer's outputs.
     axis = min(int(rng.integers(like.dim() + 1)), like.dim() - 1)
@@ -65,84 +91,54 @@ def _cancelling(like: torch.Tensor, rng: Rng) -> torch.Tensor:
     chosen = torch.from_numpy(factors).to(like.dtype)
     part = like.narrow(axis, int(rng.integers(length)), 1)
     if rng.random() < 0.6:  # products with powers of two are exact
-        part = _power_of_two(part)
-    return part * _along(chosen, axis, like) * _power(like.dtype, rng)
+        part = torch.sign(part) * torch.exp2(torch.floor(torch.log2(part.abs())))
+    return part * _along(chosen, axis, like) * _draw_power(like.dtype, rng)
 
 
-def _repeated(like: torch.Tensor, rng: Rng) -> torch.Tensor:
-    """Repeat one slice along an axis."""
+def _repeat_slice(like: torch.Tensor, rng: Rng) -> torch.Tensor:
     axis = int(rng.integers(like.dim()))
-    slice_ = like.narrow(axis, int(rng.integers(like.shape[axis])), 1)
-    return slice_.expand_as(like).clone() * _power(like.dtype, rng)
+    part = like.narrow(axis, int(rng.integers(like.shape[axis])), 1)
+    return part.expand_as(like).clone() * _draw_power(like.dtype, rng)
 
 
-def _constant(like: torch.Tensor, rng: Rng) -> torch.Tensor:
-    return torch.full_like(like, _power(like.dtype, rng) * float(rng.choice([1, -1])))
+def _fill(like: torch.Tensor, rng: Rng) -> torch.Tensor:
+    power = _draw_power(like.dtype, rng)
+    return torch.full_like(like, power * float(rng.choice([1, -1])))
 
 
-def _zero(like: torch.Tensor, rng: Rng) -> torch.Tensor:
-    return torch.zeros_like(like)
-
-
-def _signs(like: torch.Tensor, rng: Rng) -> torch.Tensor:
-    return torch.sign(like) * _power(like.dtype, rng)
-
-
-def _sparse(like: torch.Tensor, rng: Rng) -> torch.Tensor:
+def _thin_out(like: torch.Tensor, rng: Rng) -> torch.Tensor:
     kept = torch.from_numpy(rng.random(tuple(like.shape)) < 0.2)
-    return torch.where(kept, like, 0.0) * _power(like.dtype, rng)
+    return torch.where(kept, like, 0.0) * _draw_power(like.dtype, rng)
 
 
-def _odd(like: torch.Tensor, rng: Rng) -> torch.Tensor:
-    """Put odd values in a few places."""
-    values = torch.tensor(odd_floats(like.dtype), dtype=like.dtype)
-    some = values[torch.from_numpy(rng.integers(len(values), size=tuple(like.shape)))]
+def _put_edges(like: torch.Tensor, rng: Rng) -> torch.Tensor:
+    """Put values from `edge_floats` in a few places."""
+    values = torch.tensor(edge_floats(like.dtype), dtype=like.dtype)
+    chosen = values[torch.from_numpy(rng.integers(len(values), size=tuple(like.shape)))]
     taken = torch.from_numpy(rng.random(tuple(like.shape)) < rng.choice([0.02, 0.5]))
-    return torch.where(taken, some, like)
+    return torch.where(taken, chosen, like)
 
 
-# Families, with how often each is drawn in two moods. Layers that are nothing or all
-# the same everywhere leave the stage to the one that cancels.
-_SHARES: dict[Family, tuple[float, float]] = {
-    _plain: (0.15, 0.15),
-    _scaled: (0.15, 0.0),
-    _uneven: (0.1, 0.0),
-    _cancelling: (0.15, 0.25),
-    _repeated: (0.1, 0.05),
-    _constant: (0.1, 0.2),
-    _zero: (0.05, 0.35),
-    _signs: (0.06, 0.0),
-    _sparse: (0.04, 0.0),
-    _odd: (0.1, 0.0),
-}
-_FAMILIES = list(_SHARES)
-WILD, QUIET = (np.array(shares) for shares in zip(*_SHARES.values(), strict=True))
+# Families, with how often each is drawn: wild, and quiet. Quiet layers, which are zero
+# or constant, let the one that cancels dominate.
+_SHARES: tuple[tuple[Family, float, float], ...] = (
+    (lambda like, rng: like.clone(), 0.15, 0.15),
+    (lambda like, rng: like * _draw_power(like.dtype, rng), 0.15, 0.0),
+    (_scale_axis, 0.1, 0.0),
+    (_cancel, 0.15, 0.25),
+    (_repeat_slice, 0.1, 0.05),
+    (_fill, 0.1, 0.2),
+    (lambda like, rng: torch.zeros_like(like), 0.05, 0.35),
+    (lambda like, rng: torch.sign(like) * _draw_power(like.dtype, rng), 0.06, 0.0),
+    (_thin_out, 0.04, 0.0),
+    (_put_edges, 0.1, 0.0),
+)
+_FAMILIES = [family for family, _, _ in _SHARES]
+WILD = np.array([wild for _, wild, _ in _SHARES])
+QUIET = np.array([quiet for _, _, quiet in _SHARES])
 
 
-def hostile(like: torch.Tensor, rng: Rng, shares: Shares = WILD) -> torch.Tensor:
-    """Return a tensor of the same shape and type out of a random family."""
-    if like.numel() == 0 or like.dim() == 0:
-        return like.clone()
-    if not like.is_floating_point():
-        return misplaced(like, rng)
-    return _FAMILIES[rng.choice(len(_FAMILIES), p=shares)](like, rng)
-
-
-def misplaced(like: torch.Tensor, rng: Rng) -> torch.Tensor:
-    """Put classes or entries that do not exist in a few places of whole numbers."""
-    if like.is_floating_point() or like.dtype == torch.bool:
-        return like.clone()
-    info = torch.iinfo(like.dtype)
-    # One too many, less than nothing, the class that torch ignores, and far away.
-    near = (min(int(like.max()), 99) + 1, 77, -1, -2, -100)
-    values = torch.tensor([*near, 2**31, 2**40, info.max, info.min], dtype=like.dtype)
-    some = values[torch.from_numpy(rng.integers(len(values), size=tuple(like.shape)))]
-    share = rng.choice([0.0, 0.05, 0.5])
-    taken = torch.from_numpy(rng.random(tuple(like.shape)) < share)
-    return torch.where(taken, some, like)
-
-
-def _power(dtype: torch.dtype, rng: Rng) -> float:
+def _draw_power(dtype: torch.dtype, rng: Rng) -> float:
     """Return a power of two that the type holds, often a moderate one."""
     info = torch.finfo(dtype)
     low, high = np.log2(info.smallest_normal * info.eps), np.log2(info.max)
@@ -150,11 +146,8 @@ def _power(dtype: torch.dtype, rng: Rng) -> float:
     return float(2.0 ** np.round(rng.uniform(low * width, high * width)))
 
 
-def _power_of_two(values: torch.Tensor) -> torch.Tensor:
-    return torch.sign(values) * torch.exp2(torch.floor(torch.log2(values.abs())))
-
-
 def _along(factors: torch.Tensor, axis: int, like: torch.Tensor) -> torch.Tensor:
+    """Reshape factors, (length,), so that they multiply along an axis of `like`."""
     shape = [1] * like.dim()
     shape[axis] = -1
     return factors.view(shape)

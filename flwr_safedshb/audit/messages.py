@@ -1,7 +1,15 @@
-"""Sends a node every odd message that a server could send.
+"""Send a node every odd message that a server could send, and give it odd examples.
 
-Promised is: a node answers with finite values in the shapes of its model, or refuses;
-it says the same whatever its examples are; and no answer goes out that was not charged.
+The promise under test:
+
+- a node answers with finite values in the shapes of its model, or refuses;
+- no answer goes out that was not charged;
+- neither whether it answers nor how depends on its examples, since a server sees that:
+  an example that cannot be used contributes nothing, and the node answers as ever.
+
+What is compared is all that can be seen without looking at the noisy values: that there
+is an answer, its shapes, its types, its metrics, the words of a refusal, and what was
+charged.
 """
 
 from __future__ import annotations
@@ -10,18 +18,19 @@ import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from torch.utils.data import Dataset
 
-from flwr_safedshb.audit.outcomes import Case, Cases
+from flwr_safedshb.audit.outcomes import Outcome, Outcomes
 from flwr_safedshb.audit.target_node import (
-    ASKED,
     CLASSES,
     FEATURES,
+    GOOD_CONFIG,
+    AuditDataset,
     MakeClient,
-    Node,
-    good_examples,
-    quiet_folder,
+    Pair,
+    TargetNode,
+    temporary_ledgers,
 )
 from flwr_safedshb.client import SafeDSHBClient
 
@@ -40,30 +49,19 @@ _NO_NUMBERS: tuple[object, ...] = (
     np.float64(0.5),
 )
 _TEXTS = ("x" * 64, "x" * 65, "../../up", "\0", "a\nb", "'; drop table charges; --")
-ODD: tuple[object, ...] = (*_NUMBERS, *_EDGES, *_NO_NUMBERS, *_TEXTS)
-
-
-class _Good(Dataset[object]):
-    """Examples without a fault; two seeds have two sets of them."""
-
-    def __init__(self, seed: int) -> None:
-        self._examples = good_examples(seed)
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def __getitem__(self, index: int) -> object:
-        return self._examples[index]
+ODD_VALUES: tuple[object, ...] = (*_NUMBERS, *_EDGES, *_NO_NUMBERS, *_TEXTS)
 
 
 def odd_configs() -> Iterator[tuple[str, object]]:
     """Return configs of a round that are odd in one value."""
-    for key in (*ASKED, "anchor", "run-steps", "run-evaluations"):
-        for value in ODD:
+    for key in (*GOOD_CONFIG, "anchor", "run-steps", "run-evaluations"):
+        for value in ODD_VALUES:
             what = f"{type(value).__name__} {value!r}"
-            yield f"config {key}: {what}", {**ASKED, key: value}
-        yield f"config without {key}", {k: v for k, v in ASKED.items() if k != key}
-    yield "config with more", {**ASKED, "clip_norm": 1e9, "noise_multiplier": 0.0}
+            yield f"config {key}: {what}", {**GOOD_CONFIG, key: value}
+        rest = {k: v for k, v in GOOD_CONFIG.items() if k != key}
+        yield f"config without {key}", rest
+    more = {**GOOD_CONFIG, "clip_norm": 1e9, "noise_multiplier": 0.0}
+    yield "config with more", more
     yield "config without anything", {}
 
 
@@ -94,11 +92,8 @@ def odd_arrays() -> Iterator[tuple[str, list[object]]]:
 
 def odd_messages() -> Iterator[tuple[str, RecordDict]]:
     """Return messages of other records than a round's."""
-    node_arrays = [
-        np.ones((CLASSES, FEATURES), np.float32),
-        np.zeros(CLASSES, np.float32),
-    ]
-    arrays = ArrayRecord(node_arrays)
+    good = [np.ones((CLASSES, FEATURES), np.float32), np.zeros(CLASSES, np.float32)]
+    arrays = ArrayRecord(good)
     config = ConfigRecord({"step": 0, "momentum": 0.5})
     yield "no records", RecordDict({})
     yield "no config", RecordDict({"arrays": arrays})
@@ -112,43 +107,112 @@ def odd_messages() -> Iterator[tuple[str, RecordDict]]:
         ("the start of an array", b"\x93NUMPY\x01\x00v\x00"),
         ("a header that lies", b"\x93NUMPY\x01\x00\xff\xff" + b" " * 50),
     ):
-        record = ArrayRecord(node_arrays)
+        record = ArrayRecord(good)
         record["0"] = Array("float32", (CLASSES, FEATURES), "numpy.ndarray", data)
         yield f"{name} for an array", RecordDict({"arrays": record, "config": config})
 
 
-def send_odd_messages(make_client: MakeClient = SafeDSHBClient) -> Cases:
+def send_odd_messages(make_client: MakeClient = SafeDSHBClient) -> Outcomes:
     """Send all of them to two nodes with different examples, and compare."""
     cases = []
-    with quiet_folder() as folder:
-        nodes = [Node(_Good(seed), folder / str(seed), make_client) for seed in (1, 2)]
+    with temporary_ledgers() as folder:
+        nodes = [
+            TargetNode(AuditDataset(seed), folder / str(seed), make_client)
+            for seed in (1, 2)
+        ]
         good = nodes[0].arrays
         for name, config in odd_configs():
-            cases.append(_judged(name, nodes, Node.fit, good, config))
+            cases.append(_judge(name, nodes, TargetNode.fit, good, config))
         for name, arrays in odd_arrays():
-            cases.append(_judged(name, nodes, Node.fit, arrays, {**ASKED}))
+            cases.append(_judge(name, nodes, TargetNode.fit, arrays, {**GOOD_CONFIG}))
         for name, content in odd_messages():
-            cases.append(_judged(name, nodes, Node.train, content))
-    return Cases("messages of a server", cases)
+            cases.append(_judge(name, nodes, TargetNode.train, content))
+    return Outcomes(cases)
 
 
-def _judged(
-    name: str, nodes: list[Node], ask: Callable[..., str], *asked: object
-) -> Case:
-    unpaid = ""
+def _judge(
+    name: str, nodes: list[TargetNode], ask: Callable[..., str], *request: object
+) -> Outcome:
+    uncharged = ""
     answers = []
     for node in nodes:
-        before = node.charged()
-        answers.append(ask(node, *asked))
-        if answers[-1].startswith("answered") and node.charged() == before:
-            unpaid = "an answer that was not charged"
+        before = node.count_charges()
+        answers.append(ask(node, *request))
+        if answers[-1].startswith("answered") and node.count_charges() == before:
+            uncharged = "an answer that was not charged"
     one, other = answers
-    outcome = one.partition(":")[0]
-    broken = unpaid
+    result = one.partition(":")[0]
+    broken = uncharged
     if one != other:
         broken = f"{one!r} and {other!r} for other examples"
     elif "NOT FINITE" in one:
         broken = "the answer is not finite"
-    elif outcome not in ("answered", "refused"):
+    elif result not in ("answered", "refused"):
         broken = f"no refusal, but {one}"
-    return Case(name, outcome, broken)
+    return Outcome(name, result, broken)
+
+
+def _raise(error: Exception) -> object:
+    raise error
+
+
+BAD_EXAMPLES: dict[str, Callable[[Pair], object]] = {
+    "a label out of range": lambda pair: (pair[0], torch.tensor(7)),
+    "a label far out of range": lambda pair: (pair[0], torch.tensor(2**40)),
+    "a negative label": lambda pair: (pair[0], torch.tensor(-1)),
+    "the label that torch ignores": lambda pair: (pair[0], torch.tensor(-100)),
+    "a label that is no whole number": lambda pair: (pair[0], torch.tensor(0.5)),
+    "a label of another shape": lambda pair: (pair[0], torch.tensor([0, 1])),
+    "a label that is a word": lambda pair: (pair[0], "cat"),
+    "no label": lambda pair: (pair[0], None),
+    "not a number": lambda pair: (torch.full_like(pair[0], math.nan), pair[1]),
+    "infinity": lambda pair: (torch.full_like(pair[0], math.inf), pair[1]),
+    "the largest number": lambda pair: (torch.full_like(pair[0], 3.4e38), pair[1]),
+    "the least number": lambda pair: (torch.full_like(pair[0], 1e-45), pair[1]),
+    "an input of another shape": lambda pair: (torch.zeros(5), pair[1]),
+    "an input without values": lambda pair: (torch.zeros(0), pair[1]),
+    "an input of another type": lambda pair: (pair[0].long(), pair[1]),
+    "an input of float64": lambda pair: (pair[0].double(), pair[1]),
+    "a complex input": lambda pair: (pair[0].to(torch.complex64), pair[1]),
+    "an input that wants a gradient": lambda pair: (
+        pair[0].clone().requires_grad_(),
+        pair[1],
+    ),
+    "a sparse input": lambda pair: (pair[0].to_sparse(), pair[1]),
+    "a list for an input": lambda pair: ([1.0, 2.0, 3.0], pair[1]),
+    "three things for two": lambda pair: (*pair, pair[1]),
+    "one thing for two": lambda pair: pair[0],
+    "nothing at all": lambda pair: None,
+    "an example that cannot be read": lambda pair: _raise(OSError("disk")),
+    "an example that is not there": lambda pair: _raise(IndexError("0")),
+    "an example that ends the reading": lambda pair: _raise(StopIteration()),
+    "an example without memory": lambda pair: _raise(MemoryError()),
+}
+
+
+def send_to_bad_examples(
+    rounds: int = 12, make_client: MakeClient = SafeDSHBClient
+) -> Outcomes:
+    """Ask nodes the same, one without a bad example and one with each kind of them.
+
+    The bad example is in about half of the batches, so a node whose answers depend on
+    it answers `rounds` times as the other one does with probability 2^-rounds.
+    """
+
+    def transcribe(node: TargetNode) -> list[str]:
+        answers = [node.step(number) for number in range(rounds)]
+        return [*answers, f"{node.count_charges()} steps charged"]
+
+    cases = []
+    with temporary_ledgers() as folder:
+        good = TargetNode(AuditDataset(), folder / "good", make_client)
+        expected = transcribe(good)
+        for number, (name, spoil) in enumerate(BAD_EXAMPLES.items()):
+            dataset = AuditDataset(spoil=spoil)
+            found = transcribe(TargetNode(dataset, folder / str(number), make_client))
+            pairs = zip(found, expected, strict=True)
+            others = [line for line, wanted in pairs if line != wanted]
+            answered = sum(line.startswith("answered") for line in found)
+            broken = f"{len(others)} other answers, as {others[0]!r}" if others else ""
+            cases.append(Outcome(name, f"{answered} of {rounds} answered", broken))
+    return Outcomes(cases)

@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
+from flwr_safedshb.audit.target_model import ComposedModel
 from flwr_safedshb.privacy.bad_examples import silence_log
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.datasets import ArrayExamples, Examples, ItemExamples
@@ -47,17 +48,13 @@ class _Residual(nn.Module):
         return outputs
 
 
-class _Recurrent(nn.Module):
-    """An LSTM, which goes one example at a time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.LSTM(16, 32, batch_first=True)
-        self.head = nn.Linear(32, CLASSES)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = self.head(self.layer(inputs)[0][:, -1])
-        return outputs
+def _lstm() -> nn.Module:
+    """Return an LSTM, which goes one example at a time."""
+    return ComposedModel(
+        lambda model, x: model.head(model.layer(x)[0][:, -1]),
+        layer=nn.LSTM(16, 32, batch_first=True),
+        head=nn.Linear(32, CLASSES),
+    )
 
 
 def _mlp() -> nn.Module:
@@ -77,7 +74,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "MLP": (_mlp, (64,), 32),
     "CNN": (_cnn, (8, 8, 8), 32),
     "residual": (_Residual, (64,), 32),
-    "LSTM": (_Recurrent, (6, 16), 8),
+    "LSTM": (_lstm, (6, 16), 8),
 }
 # What is wrong with examples, and the weight that the server gives to an input that
 # they alone have.
@@ -97,7 +94,7 @@ class Timing:
 
     Attributes
     ----------
-    model, path, kind : str
+    model, isolation, kind : str
     usual : float
         Median seconds of a step without bad examples, under the same weights.
     one, half : float
@@ -107,7 +104,7 @@ class Timing:
     """
 
     model: str
-    path: str
+    isolation: str
     kind: str
     usual: float
     one: float
@@ -168,7 +165,7 @@ class _Step:
         self.seconds: list[float] = []
         self.computed: list[float] = []
         self.run()
-        self.path = self._gradients.isolation
+        self.isolation = self._gradients.isolation
         self.seconds.clear()
         self.computed.clear()
 
@@ -212,7 +209,7 @@ def _compare(model: str, kind: str, steps: Sequence[_Step]) -> Timing:
     one, half = (median / usual for median in bad)
     least, *others = (statistics.median(step.computed) for step in steps)
     computed = max((other / least for other in others), key=lambda r: abs(r - 1.0))
-    return Timing(model, steps[0].path, kind, usual, one, half, computed)
+    return Timing(model, steps[0].isolation, kind, usual, one, half, computed)
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     version = f"safedshb {metadata.version('flwr-safedshb')}"
     parser.add_argument("--version", action="version", version=version)
     choices = parser.add_subparsers(dest="command", metavar="command", required=True)
-    # One file a command: its docstring is the help, `add` adds its arguments, `run`
+    # One file a command: its docstring is the help, `add_arguments` adds its own, `run`
     # does the work and returns the exit code. Heavy imports belong inside `run`, so
     # that --help answers at once; a name with an underscore is no command.
     for found in pkgutil.iter_modules(__path__):
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
             epilog=rest,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        command.add(mine)
+        command.add_arguments(mine)
         mine.set_defaults(run=command.run)
     return parser
 

@@ -1,4 +1,4 @@
-"""What the commands that list things share."""
+"""Find classes to list, and print tables."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def concrete(package: ModuleType, base: type[T]) -> list[type[T]]:
-    """Return the classes under `base` that the modules of a package define, by name.
+def find_classes(package: ModuleType, base: type[T]) -> list[type[T]]:
+    """Return the concrete subclasses of `base` in a package's modules, by name.
 
-    Looked for, not registered: who adds a file has added the class to the list.
+    Nothing is registered: a new file is enough.
     """
     kinds: set[type[T]] = set()
     for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
@@ -29,10 +29,10 @@ def concrete(package: ModuleType, base: type[T]) -> list[type[T]]:
     )
 
 
-def show(
+def print_table(
     title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], number: str = ""
 ) -> None:
-    """Print a table; the column with the head `number` is set to the right."""
+    """Print a table; the column with the head `number` is right-aligned."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

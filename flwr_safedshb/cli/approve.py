@@ -14,39 +14,39 @@ import json
 from pathlib import Path
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument("app", type=Path, help="bundle (.fab), or an app's folder")
     parser.add_argument("--node", type=Path, help="the node's TOML file to write to")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what the app is; add it to the node's list."""
-    from flwr_safedshb.cli._listing import show
+    """Print what the app is, and add it to the node's list."""
+    from flwr_safedshb.cli._listing import print_table
     from flwr_safedshb.node.approvals import KEY, approve_in_file, inspect_bundle
     from flwr_safedshb.node.flower_patches.fab import build_bundle
     from flwr_safedshb.sanitize import escape
 
     path: Path = arguments.app
-    found = inspect_bundle(build_bundle(path) if path.is_dir() else path.read_bytes())
+    app = inspect_bundle(build_bundle(path) if path.is_dir() else path.read_bytes())
     if arguments.json:
-        told = {
-            **vars(found),
-            "imports": {k: sorted(v) for k, v in found.imports.items()},
+        content = {
+            **vars(app),
+            "imports": {k: sorted(v) for k, v in app.imports.items()},
         }
-        print(json.dumps(told, indent=2))
+        print(json.dumps(content, indent=2))
     else:
         rows = [
-            (name, str(size), ", ".join(sorted(found.imports.get(name, ()))))
-            for name, size in found.files.items()
+            (name, str(size), ", ".join(sorted(app.imports.get(name, ()))))
+            for name, size in app.files.items()
         ]
-        title = f"{found.publisher}/{found.name} {found.version}"
-        show(title, ("file", "bytes", "imports"), rows, number="bytes")
-        for part, place in found.components.items():
+        title = f"{app.publisher}/{app.name} {app.version}"
+        print_table(title, ("file", "bytes", "imports"), rows, number="bytes")
+        for part, place in app.components.items():
             print(escape(f"{part}: {place}"))
-        print(f'{KEY} = "{found.hash}"')
+        print(f'{KEY} = "{app.hash}"')
     if arguments.node is not None:
-        approve_in_file(arguments.node, found)
+        approve_in_file(arguments.node, app)
         print(f"added to {arguments.node}")
     return 0

@@ -17,12 +17,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
-from flwr_safedshb.cli import _listing as listing
+from flwr_safedshb.cli._listing import find_classes, print_table
 
 
 @dataclass(frozen=True)
-class Row:
-    """What the list says of one attack."""
+class AttackRow:
+    """What the list shows about one attack."""
 
     attack: str
     on: str
@@ -31,42 +31,37 @@ class Row:
     summary: str
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--json", action="store_true", help="for a program to read")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the list."""
-    rows = list(found())
+    rows = list(describe_attacks())
     if arguments.json:
         print(json.dumps([vars(row) for row in rows], indent=2))
         return 0
-    listing.show(
+    print_table(
         "Attacks, all with sight of what honest clients send",
         ("attack", "on", "knows the rule", "what it does"),
         [
-            (
-                f"{row.attack}()",
-                row.on,
-                "yes" if row.knows_rule else "no",
-                row.summary,
-            )
+            (f"{row.attack}()", row.on, "yes" if row.knows_rule else "no", row.summary)
             for row in rows
         ],
     )
     return 0
 
 
-def found() -> Iterator[Row]:
-    """Yield what there is to say of every attack in `flwr_safedshb.attacks`."""
+def describe_attacks() -> Iterator[AttackRow]:
+    """Yield a row for every attack in `flwr_safedshb.attacks`."""
     from flwr_safedshb import attacks
     from flwr_safedshb.attacks import Attack
     from flwr_safedshb.attacks.collusion import ColludingAttack
     from flwr_safedshb.attacks.optimized import SearchedAttack
 
-    for kind in listing.concrete(attacks, Attack):  # type: ignore[type-abstract]
-        yield Row(
+    for kind in find_classes(attacks, Attack):  # type: ignore[type-abstract]
+        yield AttackRow(
             attack=kind.__name__,
             on="vectors" if kind.replaces_vectors else "data",
             knows_rule=issubclass(kind, SearchedAttack | ColludingAttack),

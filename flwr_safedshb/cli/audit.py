@@ -1,109 +1,94 @@
 """Attack clipping, ledger and node, as a hostile server or hostile data could.
 
-Over a zoo of models it searches weights, inputs and batches for the largest change of a
-clipped sum by one example, tries to read labels out of releases, sends a node every odd
-message, plan and example, and compares the times of steps with bad examples and without
-them. Nothing of this machine's nodes is used or charged. What
-is done is kept in a file after every model, and a run that was stopped goes on there.
+Four suites, each a question:
+  sensitivity  can one example move a clipped sum by more than the bound? Over a zoo of
+               models it searches weights, inputs and batches, and tries to read labels
+  messages     can an odd message, plan, example or order of charges change what leaves?
+  timing       does the time of a step depend on its examples? For people to judge
+  epsilon      can neighbouring datasets be told apart better than epsilon allows?
+
+Nothing of this machine's nodes is used or charged. The report is saved after every
+task, as JSON with a CSV of its rows beside it; a run that was stopped goes on there.
 
   safedshb audit --candidates 100               a first look
   safedshb audit --only CNN --only BERT
+  safedshb audit --suite epsilon --trials 2000
   safedshb audit --candidates 10000 --json
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from flwr_safedshb.audit.report import Report
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "--suite",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="run this suite alone; may be repeated (default: all)",
+    )
     parser.add_argument(
         "--only",
         action="append",
         default=[],
         metavar="NAME",
-        help="models whose name has this in it, and nothing else",
+        help="search models whose name has this in it, and nothing else",
     )
     parser.add_argument(
         "--candidates", type=int, default=1000, help="for each model (default: 1000)"
     )
+    parser.add_argument(
+        "--trials",
+        type=int,
+        default=10_000,
+        help="releases on each of two neighbouring datasets (default: 10000)",
+    )
+    parser.add_argument(
+        "--delta", type=float, default=0.05, help="of the measured epsilon (0.05)"
+    )
+    parser.add_argument(
+        "--confidence", type=float, default=0.999, help="of that bound (default: 0.999)"
+    )
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--secure",
+        action="store_true",
+        help="measure epsilon with a deployment's randomness, which has no seed",
+    )
     parser.add_argument(
         "--output",
         type=Path,
-        default=Path("outputs/hostile.json"),
-        help="where results are kept (default: outputs/hostile.json)",
+        default=Path("outputs/audit.json"),
+        help="where results are kept (default: outputs/audit.json)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Attack everything; 0 if all promises hold."""
-    from flwr_safedshb.audit.report import Report, Settings
+    from flwr_safedshb.audit.suites import SUITES, Settings, run_audit
+    from flwr_safedshb.cli._listing import print_table
 
-    settings = Settings(candidates=arguments.candidates, seed=arguments.seed)
-    report = Report.resumed(arguments.output, settings)
-    attack(report, arguments.only, arguments.output)
+    settings = Settings(
+        candidates=arguments.candidates,
+        trials=arguments.trials,
+        delta=arguments.delta,
+        confidence=arguments.confidence,
+        secure=arguments.secure,
+        seed=arguments.seed,
+    )
+    report = run_audit(settings, arguments.output, arguments.suite, arguments.only)
     if arguments.json:
         print(json.dumps(json.loads(arguments.output.read_text()), indent=2))
-    else:
-        _show(report)
-    return 0 if report.holds else 1
-
-
-def attack(report: Report, only: list[str], output: Path) -> None:
-    """Fill in what is missing in a report, and save it after every part."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from flwr_safedshb.audit.suite import attack_node, attempts
-    from flwr_safedshb.audit.timing import MODELS, measure_times
-
-    todo, report.left_out = attempts(only)
-    todo = [attempt for attempt in todo if report.found(*attempt.names) is None]
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        models = progress.add_task("models", total=len(todo))
-        for attempt in todo:
-            count = report.settings.candidates
-            task = progress.add_task(", ".join(attempt.names), total=count)
-            tell = functools.partial(progress.advance, task)
-            row = attempt.run(report.settings, tell)
-            report.models.append(row)
-            report.save(output)
-            progress.remove_task(task)
-            progress.advance(models)
-        if not only and not report.requests:
-            task = progress.add_task("requests", total=None)
-            report.requests += attack_node(report.settings)
-            progress.remove_task(task)
-        if not only and not report.times:
-            task = progress.add_task("times of steps", total=len(MODELS))
-            tell = functools.partial(progress.advance, task)
-            report.times += measure_times(report.settings.steps, progress=tell)
-            progress.remove_task(task)
-    report.save(output)
-
-
-def _show(report: Report) -> None:
-    from flwr_safedshb.audit.report import HEADS, TIME_HEADS, time_cells
-    from flwr_safedshb.cli._listing import show
-
-    models = [row.cells() for row in report.models]
-    show("One example's most, by search", HEADS, models, HEADS[2])
-    if report.requests:
-        requests = [row.cells() for row in report.requests]
-        show("Odd requests", ("asked for", "number", "outcomes"), requests, "number")
-    if report.times:
-        times = [time_cells(row) for row in report.times]
-        show("Times of steps, in units of the usual", TIME_HEADS, times, "usual ms")
-    for line in report.left_out:
-        print(f"left out: {line}")
+        return 0 if report.holds else 1
+    for name, suite in SUITES.items():
+        rows = [suite.cells(row) for row in report.rows if row.suite == name]
+        if rows:
+            print_table(suite.title, suite.heads, rows, suite.unit)
     print("all promises hold" if report.holds else "BROKEN promises: see above")
+    return 0 if report.holds else 1

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from flwr_safedshb.node.doctor.machine import CheckResult
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument("node_config", type=Path, help="the node's TOML file")
     parser.add_argument(
         "--app", type=Path, default=Path(), help="folder of the Flower app (default: .)"
@@ -65,24 +65,24 @@ def run(arguments: argparse.Namespace) -> int:
         name, defaults = read_app(arguments.app)
         run_config = {**defaults, **run_config}
     client_fn = load_client_fn(name, arguments.app.absolute())
-    checks: list[CheckResult] = []
+    results: list[CheckResult] = []
     if arguments.superlink is not None:
-        checks += check_link(arguments.superlink, arguments.root_certificates)
+        results += check_link(arguments.superlink, arguments.root_certificates)
     if arguments.key is not None:
-        checks.append(check_key(arguments.key))
-    checks += examine(node_config, client_fn, run_config, arguments.steps)
-    fit = is_fit(checks)
+        results.append(check_key(arguments.key))
+    results += examine(node_config, client_fn, run_config, arguments.steps)
+    fit = is_fit(results)
     if arguments.json:
-        print(json.dumps({"fit": fit, "checks": [vars(c) for c in checks]}, indent=2))
+        print(json.dumps({"fit": fit, "checks": [vars(r) for r in results]}, indent=2))
     else:
-        _show(checks, fit)
+        _print_results(results, fit)
     return 0 if fit else 1
 
 
-def _show(checks: list[CheckResult], fit: bool) -> None:
-    from flwr_safedshb.cli._listing import show
+def _print_results(results: list[CheckResult], fit: bool) -> None:
+    from flwr_safedshb.cli._listing import print_table
 
-    rows = [(check.name, check.verdict, check.finding) for check in checks]
-    show("The node", ("check", "verdict", "finding"), rows)
-    failed = [check.name for check in checks if check.verdict == "failed"]
+    rows = [(r.name, r.verdict, r.finding) for r in results]
+    print_table("The node", ("check", "verdict", "finding"), rows)
+    failed = [r.name for r in results if r.verdict == "failed"]
     print("fit to join" if fit else f"NOT fit to join: {', '.join(failed)}")

@@ -13,8 +13,8 @@ from __future__ import annotations
 import argparse
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument("--listen", required=True, metavar="HOST:PORT")
     parser.add_argument("--superlink", required=True, metavar="HOST:PORT")
     parser.add_argument(

@@ -16,8 +16,8 @@ from typing import BinaryIO
 from flwr_safedshb.atomic_io import replace_file
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument("folder", type=Path, help="is made, and must not be there")
 
 

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement
 
 
-_LOOK_SECONDS = 1.0
+_FOLLOW_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Run:
+class RunCharges:
     """What one run was charged; `epsilon_alone` of several runs do not add up."""
 
     run: str
@@ -48,7 +48,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Committed:
+class CommittedSteps:
     """Steps of a plan that a run was committed to, and how many all runs have used."""
 
     run: str
@@ -58,7 +58,7 @@ class Committed:
 
 
 @dataclass(frozen=True)
-class Left:
+class StepsLeft:
     """How many more steps of a plan the budget allows."""
 
     plan: PrivacyPlan
@@ -66,20 +66,20 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What a ledger says; the first commitment is that of its first block."""
+class LedgerSummary:
+    """What a ledger says; its first commitment comes first."""
 
     max_epsilon: float
     delta: float
     unit: str
     spent: PrivacyStatement
-    committed: list[Committed]
-    left: list[Left]
-    runs: list[Run]
+    committed: list[CommittedSteps]
+    left: list[StepsLeft]
+    runs: list[RunCharges]
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     actions = parser.add_subparsers(dest="action", metavar="show|export", required=True)
     show = actions.add_parser("show", help="a summary, by run")
     how = show.add_mutually_exclusive_group()
@@ -101,44 +101,44 @@ def run(arguments: argparse.Namespace) -> int:
     from flwr_safedshb.privacy.ledger.database import LedgerError
     from flwr_safedshb.privacy.ledger.snapshot import open_snapshot
 
-    path = _found(arguments.ledger)
+    path = _find_ledger(arguments.ledger)
     try:
         if arguments.action == "show" and arguments.follow:
-            _follow(path)
+            _follow_ledger(path)
             return 0
         with open_snapshot(path) as ledger:
             if arguments.action == "export":
-                _export(ledger.charges(), arguments.format, arguments.output)
+                _export_charges(ledger.charges(), arguments.format, arguments.output)
             elif arguments.json:
-                found = {"ledger": str(path), **asdict(_summary(ledger))}
+                found = {"ledger": str(path), **asdict(_summarize(ledger))}
                 print(json.dumps(found, indent=2))
             else:
-                _show(path, _summary(ledger))
+                _print_summary(path, _summarize(ledger))
     except LedgerError as error:
         print(escape_lines(f"safedshb ledger: {error}"), file=sys.stderr)
         return 1
     return 0
 
 
-def _follow(path: Path) -> None:
-    """Show the ledger, and again whenever it has changed, until Ctrl-C."""
+def _follow_ledger(path: Path) -> None:
+    """Print the ledger, and again whenever it has changed, until Ctrl-C."""
     from flwr_safedshb.privacy.ledger.snapshot import open_snapshot
 
     seen: tuple[int, int] | None = None
     with suppress(KeyboardInterrupt):
         while True:
-            # Looked at by name only: to open it would get in the way of a charge.
-            about = path.stat() if path.exists() else None
-            now = None if about is None else (about.st_mtime_ns, about.st_ino)
+            # By name only: to open the ledger would get in the way of a charge.
+            stat = path.stat() if path.exists() else None
+            now = None if stat is None else (stat.st_mtime_ns, stat.st_ino)
             if now is None or now != seen:
                 with open_snapshot(path) as ledger:
-                    _show(path, _summary(ledger))
+                    _print_summary(path, _summarize(ledger))
                 sys.stdout.flush()
                 seen = now
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_FOLLOW_SECONDS)
 
 
-def _found(path: Path) -> Path:
+def _find_ledger(path: Path) -> Path:
     from flwr_safedshb.algorithm.budget import LEDGER_NAME
 
     if path.suffix == ".toml":
@@ -152,14 +152,14 @@ def _found(path: Path) -> Path:
     return path / LEDGER_NAME if path.is_dir() else path
 
 
-def _summary(ledger: Ledger) -> Summary:
+def _summarize(ledger: Ledger) -> LedgerSummary:
     by_run: dict[str, list[Charge]] = {}
     used: Counter[PrivacyPlan] = Counter()
     for charge in ledger.charges():
         by_run.setdefault(charge.run, []).append(charge)
         used[charge.plan.convert_to_unit(ledger.unit)] += charge.steps
     runs = [
-        Run(
+        RunCharges(
             run,
             mine[0].time,
             mine[-1].time,
@@ -170,14 +170,14 @@ def _summary(ledger: Ledger) -> Summary:
         for run, mine in by_run.items()
     ]
     committed = [
-        Committed(
+        CommittedSteps(
             one.run, one.plan, one.steps, used[one.plan.convert_to_unit(ledger.unit)]
         )
         for one in ledger.commitments()
     ]
     plans = [one.plan for one in (*ledger.charges(), *ledger.commitments())]
-    left = [Left(plan, ledger.steps_left(plan)) for plan in dict.fromkeys(plans)]
-    return Summary(
+    left = [StepsLeft(plan, ledger.steps_left(plan)) for plan in dict.fromkeys(plans)]
+    return LedgerSummary(
         ledger.max_epsilon,
         ledger.delta,
         ledger.unit,
@@ -188,8 +188,8 @@ def _summary(ledger: Ledger) -> Summary:
     )
 
 
-def _show(path: Path, found: Summary) -> None:
-    from flwr_safedshb.cli._listing import show
+def _print_summary(path: Path, summary: LedgerSummary) -> None:
+    from flwr_safedshb.cli._listing import print_table
 
     rows = [
         (
@@ -197,34 +197,34 @@ def _show(path: Path, found: Summary) -> None:
             f"{run.first[:16]} to {run.last[:16]}",
             str(run.steps),
             f"{run.epsilon_alone:.4g}",
-            "; ".join(map(_words, run.plans)),
+            "; ".join(map(_describe_plan, run.plans)),
         )
-        for run in found.runs
+        for run in summary.runs
     ]
     heads = ("run", "charged (UTC)", "steps", "epsilon alone", "plan")
-    show(f"Ledger {path}", heads, rows, number="steps")
-    print(f"spent:   {found.spent}")
+    print_table(f"Ledger {path}", heads, rows, number="steps")
+    print(f"spent:   {summary.spent}")
     print(
-        f"allowed: epsilon = {found.max_epsilon:g} at delta = {found.delta:g} "
-        f"({found.unit})"
+        f"allowed: epsilon = {summary.max_epsilon:g} at delta = {summary.delta:g} "
+        f"({summary.unit})"
     )
-    for one in found.committed:
+    for one in summary.committed:
         print(
-            f"committed by run {one.run}: {one.steps} steps of {_words(one.plan)}, "
-            f"{one.used} used by all runs"
+            f"committed by run {one.run}: {one.steps} steps of "
+            f"{_describe_plan(one.plan)}, {one.used} used by all runs"
         )
-    for left in found.left:
-        print(f"left:    {left.steps} steps of {_words(left.plan)}")
+    for left in summary.left:
+        print(f"left:    {left.steps} steps of {_describe_plan(left.plan)}")
 
 
-def _words(plan: PrivacyPlan) -> str:
+def _describe_plan(plan: PrivacyPlan) -> str:
     return (
         f"C {plan.clip_norm:g}, noise multiplier {plan.noise_multiplier:g}, "
         f"{plan.batch_size} of {plan.num_examples} ({plan.sampling}, {plan.adjacency})"
     )
 
 
-def _export(charges: list[Charge], form: str, output: Path | None) -> None:
+def _export_charges(charges: list[Charge], form: str, output: Path | None) -> None:
     rows = [
         {"time": c.time, "run": c.run, "steps": c.steps, **asdict(c.plan)}
         for c in charges

@@ -13,8 +13,8 @@ import argparse
 from pathlib import Path
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument("file", type=Path, help="the node's TOML file")
     parser.add_argument("--check", action="store_true", help="check, and do not serve")
     parser.add_argument(
@@ -26,7 +26,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve; 1 if the node is not fit to."""
-    from flwr_safedshb.cli._listing import show
+    from flwr_safedshb.cli._listing import print_table
     from flwr_safedshb.node.doctor.machine import is_fit
     from flwr_safedshb.node.doctor.node import examine_node
     from flwr_safedshb.node.node_file import read_node_file
@@ -35,9 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
     set_private_umask()
     node = read_node_file(arguments.file)
     service = NodeService(node, arguments.insecure)
-    checks = list(examine_node(node))
-    rows = [(check.name, check.verdict, check.finding) for check in checks]
-    show(f"Node {arguments.file}", ("check", "verdict", "finding"), rows)
+    results = list(examine_node(node))
+    rows = [(r.name, r.verdict, r.finding) for r in results]
+    print_table(f"Node {arguments.file}", ("check", "verdict", "finding"), rows)
     if service.approvals.hashes is None:
         print(
             "OPERATORS ARE TRUSTED WITH CODE: approved-apps is not set, so this node "
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
             "code. `safedshb approve` writes the list.",
             flush=True,
         )
-    if not is_fit(checks):
+    if not is_fit(results):
         print("not fit to serve", flush=True)
         return 1
     if not arguments.check:

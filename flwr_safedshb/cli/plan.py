@@ -20,21 +20,23 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import MISSING, asdict, fields
 from typing import TYPE_CHECKING
 
-from flwr_safedshb.cli._answers import answers, answers_table
 from flwr_safedshb.cli._forecast import (
+    Alternatives,
+    EvaluationForecast,
+    FederationSpec,
     Forecast,
-    Others,
-    Setting,
-    alternatives,
-    as_json,
-    by_sampling,
-    by_term,
+    epsilon_by_sampling,
+    find_violations,
     forecast,
-    kappas,
-    violations,
+    forecast_evaluations,
+    list_alternatives,
+    list_kappas,
+    to_json,
+    violations_by_term,
 )
 from flwr_safedshb.privacy.samplers import load_samplers
 from flwr_safedshb.theory.resilience import MARGIN
@@ -43,20 +45,20 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-WORDS = {
+_CAUSES = {
     "privacy": "privacy: noise in d coordinates",
     "both": "both: what hides in the noise",
     "robustness": "robustness: what hides in G",
 }
 
 
-def show(console: Console, now: Forecast, others: Others) -> None:
-    """Print everything for people."""
-    it = now.setting
+def print_forecast(console: Console, now: Forecast, others: Alternatives) -> None:
+    """Print a forecast for people."""
+    spec = now.spec
     console.print(
-        f"n = {it.n} clients, f = {it.f} hostile, m = {it.m} examples each, "
-        f"d = {it.d}, b = {it.b}, C = {it.clip_norm:g}, T = {it.steps}, "
-        f"delta = {it.delta:g}, {it.sampling} batches, momentum {it.momentum:g}"
+        f"n = {spec.n} clients, f = {spec.f} hostile, m = {spec.m} examples each, "
+        f"d = {spec.d}, b = {spec.b}, C = {spec.clip_norm:g}, T = {spec.steps}, "
+        f"delta = {spec.delta:g}, {spec.sampling} batches, momentum {spec.momentum:g}"
     )
     console.print(
         f"\n[bold]Noise[/bold] sigma_DP = {now.plan.noise_std:.4g} in every coordinate "
@@ -64,10 +66,12 @@ def show(console: Console, now: Forecast, others: Others) -> None:
         f"{now.momentum_noise_std:.4g} in a momentum"
     )
     console.print("[bold]Privacy[/bold] at that noise, replace-one, PLD accountant:")
-    for sampling, epsilon in by_sampling(now).items():
-        mark = "  <- this plan" if sampling == it.sampling else ""
-        console.print(f"  epsilon = {_rounded(epsilon)} with {sampling} batches{mark}")
-    known = kappas(it)
+    for sampling, epsilon in epsilon_by_sampling(now).items():
+        mark = "  <- this plan" if sampling == spec.sampling else ""
+        console.print(
+            f"  epsilon = {_format_epsilon(epsilon)} with {sampling} batches{mark}"
+        )
+    known = list_kappas(spec)
     console.print(
         f"[bold]Robustness[/bold] kappa = {known['smea']:.4g} for SMEA (the paper: "
         f"{known['smea_paper']:.4g}), {known['filter']:.4g} for Filter with a bound "
@@ -82,16 +86,16 @@ def show(console: Console, now: Forecast, others: Others) -> None:
         "how near attacks come). No such bound is proved for a whole training: with "
         "momentum it can swing uphill elsewhere, even without adversaries"
     )
-    if it.gradient is not None:
-        console.print(_standing(now, it.gradient))
-    console.print(_trilemma_table(now))
-    console.print(_dominance(now))
-    _show_standing(console, now)
-    console.print(_what_if_table(now, others))
+    if spec.gradient is not None:
+        console.print(_describe_withstanding(now, spec.gradient))
+    console.print(_make_trilemma_table(now))
+    console.print(_describe_dominance(now))
+    _print_violations(console, now)
+    console.print(_make_what_if_table(now, others))
 
 
-def _standing(now: Forecast, gradient: float) -> str:
-    """Say whether the training is likely to withstand colluders."""
+def _describe_withstanding(now: Forecast, gradient: float) -> str:
+    """Describe whether the training is likely to withstand colluders."""
     likely = "likely" if now.withstands else "not likely"
     return (
         f"[bold]Withstands?[/bold] [bold]{likely}[/bold] that half of its progress or "
@@ -102,9 +106,9 @@ def _standing(now: Forecast, gradient: float) -> str:
     )
 
 
-def _show_standing(console: Console, now: Forecast) -> None:
-    """Say which terms of the lower bound are proven here, and what is broken."""
-    lacking = by_term(now)
+def _print_violations(console: Console, now: Forecast) -> None:
+    """Print which terms of the lower bound are proven here, and what others lack."""
+    lacking = violations_by_term(now)
     proven = [term for term, violated in lacking.items() if not violated]
     console.print(
         "Of the lower bound (*), proven in this setting: "
@@ -115,12 +119,12 @@ def _show_standing(console: Console, now: Forecast) -> None:
         if violated:
             console.print(f"  [yellow]not {term}:[/yellow] {'; '.join(violated)}.")
             named.update(violated)
-    rest = [violated for violated in violations(now) if violated not in named]
+    rest = [violated for violated in find_violations(now) if violated not in named]
     if rest:
         console.print(f"  [yellow]not the whole:[/yellow] {'; '.join(rest)}.")
 
 
-def _trilemma_table(now: Forecast) -> Table:
+def _make_trilemma_table(now: Forecast) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -136,7 +140,7 @@ def _trilemma_table(now: Forecast) -> Table:
     for (name, low), high in zip(
         now.lower.terms.items(), now.upper.terms.values(), strict=True
     ):
-        table.add_row(WORDS[name], f"{low:.3g}", f"{high:.3g}")
+        table.add_row(_CAUSES[name], f"{low:.3g}", f"{high:.3g}")
     table.add_row("chance of the batches", "", f"{now.upper.sampling:.3g}")
     table.add_row("together", f"{now.lower.total:.3g}", f"{now.upper.combined:.3g}")
     table.caption = (
@@ -148,22 +152,22 @@ def _trilemma_table(now: Forecast) -> Table:
     return table
 
 
-def _dominance(now: Forecast) -> str:
-    lower, it = now.lower, now.setting
+def _describe_dominance(now: Forecast) -> str:
+    lower, spec = now.lower, now.spec
     factor = (
         f"{lower.dominance:.3g} times the next"
         if lower.dominance < math.inf
         else "alone"
     )
     text = f"[bold]{lower.dominant}[/bold] dominates, {factor}."
-    if it.f > 0 and lower.dominant != "robustness":
-        even = math.sqrt(max(lower.privacy, lower.both) * it.n / it.f)
+    if spec.f > 0 and lower.dominant != "robustness":
+        even = math.sqrt(max(lower.privacy, lower.both) * spec.n / spec.f)
         text += f" Robustness takes over once honest gradients differ by G > {even:.2g}"
-        text += "." if it.heterogeneity else " (you gave no --heterogeneity)."
+        text += "." if spec.heterogeneity else " (you gave no --heterogeneity)."
     return text
 
 
-def _what_if_table(now: Forecast, others: Others) -> Table:
+def _make_what_if_table(now: Forecast, others: Alternatives) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -175,7 +179,7 @@ def _what_if_table(now: Forecast, others: Others) -> Table:
     for change, then in others:
         table.add_row(
             change,
-            _rounded(then.epsilon),
+            _format_epsilon(then.epsilon),
             f"{then.plan.noise_std:.4g}",
             f"{then.kappa:.4g}",
             f"x {then.lower.total / now.lower.total:.3g}",
@@ -185,26 +189,50 @@ def _what_if_table(now: Forecast, others: Others) -> Table:
     return table
 
 
-def _rounded(epsilon: float) -> str:
+def _format_epsilon(epsilon: float) -> str:
     return f"{epsilon:.3f}" if epsilon >= 0.1 else f"{epsilon:.3g}"
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    whole: list[tuple[str, str, str]] = [
-        ("-n", "--num-nodes", "n, clients"),
-        ("-f", "--num-malicious-nodes", "f, clients that may be hostile; 2f < n"),
-        ("-m", "--num-examples", "m, examples of each client"),
-        ("-d", "--dimension", "d, parameters of the model"),
-        ("-b", "--batch-size", "b, examples in a batch; at most m"),
-        ("-T", "--steps", "T, steps of training"),
-    ]
-    for short, long, words in whole:
-        parser.add_argument(short, long, type=int, required=True, help=words)
-    parser.add_argument(
-        "-C", "--clip-norm", type=float, default=1.0, help="C (default: 1)"
+def _make_evaluations_table(evaluations: Sequence[EvaluationForecast]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    first = evaluations[0]
+    title = f"{first.count} private answers about {first.examples} examples of a node"
+    table = Table(title=title, box=box.SIMPLE, title_justify="left")
+    for column in ("noise", "epsilon, steps included", "deviation", "reach***"):
+        table.add_column(column, justify="right")
+    for one in evaluations:
+        table.add_row(
+            f"{one.noise_multiplier:.3g}",
+            f"{one.epsilon:.4g}",
+            f"± {one.deviation:.3g}",
+            f"± {one.reach:.3g}",
+        )
+    caption = (
+        "*** the server's interval for the honest nodes' median accuracy goes so far "
+        "beyond what nodes report; 95 %, whatever f nodes say. Every node counts once: "
+        "it is not the accuracy over all examples"
     )
-    parser.add_argument("--delta", type=float, required=True)
+    if first.open_to_liars:
+        caption += ". f >= n/3: liars alone can take either end of it to 0 or 1"
+    table.caption = caption
+    return table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    for each in fields(FederationSpec):
+        if each.metadata:
+            is_required = each.default is MISSING
+            parser.add_argument(
+                *each.metadata["flags"],
+                dest=each.name,
+                type=int if each.type == "int" else float,
+                required=is_required,
+                default=None if is_required else each.default,
+                help=each.metadata["help"],
+            )
     noise = parser.add_mutually_exclusive_group(required=True)
     noise.add_argument("--epsilon", type=float, help="target that noise is made for")
     noise.add_argument(
@@ -212,39 +240,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--sampling", choices=list(load_samplers()), default="fixed", help="(fixed)"
-    )
-    parser.add_argument(
-        "-G",
-        "--heterogeneity",
-        type=float,
-        default=0.0,
-        help="G, root mean square distance of honest gradients from their mean (0)",
-    )
-    parser.add_argument(
-        "--momentum",
-        type=float,
-        default=0.99,
-        help="beta, which averages the noise of many steps (0.99, the strategy's)",
-    )
-    parser.add_argument(
-        "--gradient-std",
-        type=float,
-        help="sigma, root mean square distance of the gradients of single examples "
-        "from their client's (C, the most that clipping leaves)",
-    )
-    parser.add_argument(
-        "--gradient",
-        type=float,
-        help="length of the gradient at the first model, to say if training withstands",
-    )
-    parser.add_argument(
-        "--learning-rate", type=float, default=1.0, help="gamma, of the server (1)"
-    )
-    parser.add_argument(
-        "--smoothness",
-        type=float,
-        default=0.0,
-        help="L, curvature of the loss along its gradient (0: pushes do not add up)",
     )
     parser.add_argument(
         "--evaluations",
@@ -265,37 +260,23 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the forecast."""
     from rich.console import Console
 
-    setting = Setting(
-        n=arguments.num_nodes,
-        f=arguments.num_malicious_nodes,
-        m=arguments.num_examples,
-        d=arguments.dimension,
-        b=arguments.batch_size,
-        clip_norm=arguments.clip_norm,
-        steps=arguments.steps,
-        delta=arguments.delta,
-        sampling=arguments.sampling,
-        epsilon=arguments.epsilon,
-        noise_multiplier=arguments.noise_multiplier,
-        heterogeneity=arguments.heterogeneity,
-        momentum=arguments.momentum,
-        gradient_std=arguments.gradient_std,
-        gradient=arguments.gradient,
-        learning_rate=arguments.learning_rate,
-        smoothness=arguments.smoothness,
+    given = vars(arguments)
+    spec = FederationSpec(
+        **{each.name: given[each.name] for each in fields(FederationSpec)}
     )
     with Console(stderr=True).status("Accounting"):
-        now = forecast(setting)
-        others = [(change, forecast(then)) for change, then in alternatives(now)]
-        told = []
+        now = forecast(spec)
+        others = [(change, forecast(then)) for change, then in list_alternatives(now)]
+        evaluations = []
         if arguments.evaluations is not None:
-            told = answers(now, arguments.evaluations, arguments.held_out)
+            count, held_out = arguments.evaluations, arguments.held_out
+            evaluations = forecast_evaluations(now, count, held_out)
     if arguments.json:
-        forecasts = as_json(now, others) | {"evaluations": [asdict(a) for a in told]}
-        print(json.dumps(forecasts, indent=2, allow_nan=False))
+        found = {**to_json(now, others), "evaluations": [*map(asdict, evaluations)]}
+        print(json.dumps(found, indent=2, allow_nan=False))
     else:
         console = Console(highlight=False)
-        show(console, now, others)
-        if told:
-            console.print(answers_table(told))
+        print_forecast(console, now, others)
+        if evaluations:
+            console.print(_make_evaluations_table(evaluations))
     return 0

@@ -1,8 +1,8 @@
-"""List the rules of the server, and what each one proves.
+"""List the aggregation rules, and what each one proves.
 
 kappa is the proven constant of robust averaging: the squared distance between the
-rule's output and the mean of any n - f vectors is at most kappa times the spread of
-these. What "spread" is differs:
+rule's output and the mean of any n - f vectors is at most kappa times their spread,
+which is one of:
 
   spectral         largest eigenvalue of their covariance
   variance         trace of their covariance: up to n - f - 1 times the eigenvalue, so
@@ -26,14 +26,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from flwr_safedshb.cli import _listing as listing
+from flwr_safedshb.cli._listing import find_classes, print_table
 
-NOTIONS = ("spectral", "spectral bound", "variance", None)
+_KINDS = ("spectral", "spectral bound", "variance", None)
 
 
 @dataclass(frozen=True)
-class Row:
-    """What the list says of one rule."""
+class RuleRow:
+    """What the list shows about one rule."""
 
     rule: str
     kappa: float | None
@@ -44,7 +44,7 @@ class Row:
     summary: str
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--n", type=int, default=7, help="clients (default: 7)")
     parser.add_argument("--f", type=int, default=3, help="hostile ones (default: 3)")
@@ -53,46 +53,35 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the list."""
-    # What proves most comes first.
+    """Print the list, the strongest proofs first."""
     rows = sorted(
-        found(arguments.n, arguments.f, arguments.d),
-        key=lambda row: (NOTIONS.index(row.notion), row.kappa or 0.0, row.rule),
+        describe_rules(arguments.n, arguments.f, arguments.d),
+        key=lambda row: (_KINDS.index(row.notion), row.kappa or 0.0, row.rule),
     )
     if arguments.json:
         print(json.dumps([vars(row) for row in rows], indent=2))
-        return 0
-    listing.show(
-        f"Aggregation rules, n = {arguments.n} clients, f = {arguments.f} hostile",
-        ("rule", "kappa", "in units of", "what it returns"),
-        [
-            (
-                row.rule,
-                "-" if row.kappa is None else f"{row.kappa:.4g}",
-                _units(row),
-                row.summary + _paper(row),
-            )
-            for row in rows
-        ],
-        number="kappa",
-    )
+    else:
+        title = (
+            f"Aggregation rules, n = {arguments.n} clients, f = {arguments.f} hostile"
+        )
+        heads = ("rule", "kappa", "in units of", "what it returns")
+        print_table(title, heads, [_format_row(row) for row in rows], number="kappa")
     return 0
 
 
-def _units(row: Row) -> str:
+def _format_row(row: RuleRow) -> tuple[str, ...]:
+    kappa = "-" if row.kappa is None else f"{row.kappa:.4g}"
+    units = row.notion or "-"
     if row.notion == "variance":
-        return f"variance (spectral: {row.spectral_kappa:.4g})"
-    return row.notion or "-"
+        units += f" (spectral: {row.spectral_kappa:.4g})"
+    summary = row.summary
+    if row.paper_kappa is not None:
+        summary += f" The paper's kappa: {row.paper_kappa:.4g}."
+    return (row.rule, kappa, units, summary)
 
 
-def _paper(row: Row) -> str:
-    if row.paper_kappa is None:
-        return ""
-    return f" The paper's kappa: {row.paper_kappa:.4g}."
-
-
-def found(n: int, f: int, d: int | None = None) -> Iterator[Row]:
-    """Yield what there is to say of every rule in `flwr_safedshb.aggregation`."""
+def describe_rules(n: int, f: int, d: int | None = None) -> Iterator[RuleRow]:
+    """Yield a row for every rule in `flwr_safedshb.aggregation`."""
     from flwr_safedshb import aggregation
     from flwr_safedshb.aggregation import Filter, GramRule, Rule, TrimmedMean
     from flwr_safedshb.theory import check_num_malicious, kappa_spectral
@@ -100,7 +89,7 @@ def found(n: int, f: int, d: int | None = None) -> Iterator[Row]:
     check_num_malicious(n, f)
     rules = [
         kind(*[TrimmedMean()] * ("rule" in inspect.signature(kind).parameters))
-        for kind in listing.concrete(aggregation, Rule)  # type: ignore[type-abstract]
+        for kind in find_classes(aggregation, Rule)  # type: ignore[type-abstract]
     ]
     # Filter proves one thing with a bound and another without.
     for rule in (*rules, Filter(spectral_bound=1.0)):
@@ -111,7 +100,7 @@ def found(n: int, f: int, d: int | None = None) -> Iterator[Row]:
         argument = "spectral_bound" if notion == "spectral bound" else ""
         if (inner := getattr(rule, "rule", None)) is not None:
             argument = type(inner).__name__
-        yield Row(
+        yield RuleRow(
             rule=f"{type(rule).__name__}({argument})",
             kappa=kappa,
             notion=None if kappa is None else notion,

@@ -45,8 +45,8 @@ _CHOICES: dict[str, tuple[type, list[float], str]] = {
 }
 
 
-class Trial(NamedTuple):
-    """One combination, and what came of it."""
+class TuneTrial(NamedTuple):
+    """One combination of settings, its epsilon and its accuracy."""
 
     clip: float
     noise: float
@@ -57,16 +57,16 @@ class Trial(NamedTuple):
     accuracy: float
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    for name, (kind, default, words) in _CHOICES.items():
-        told = " ".join(f"{value:g}" for value in default)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    for name, (kind, default, text) in _CHOICES.items():
+        values = " ".join(f"{value:g}" for value in default)
         parser.add_argument(
             f"--{name}",
             type=kind,
             nargs="+",
             default=default,
-            help=f"{words} (default: {told})",
+            help=f"{text} (default: {values})",
         )
     parser.add_argument("--steps", type=int, default=100, metavar="T")
     parser.add_argument("--delta", type=float, default=1e-5)
@@ -78,25 +78,26 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print every trial, the most accurate first."""
-    data = _data(arguments.data)
+    data = _load_data(arguments.data)
     choices = itertools.product(*(getattr(arguments, name) for name in _CHOICES))
     trials = [
-        Trial._make((*chosen, *_tried(arguments, data, chosen))) for chosen in choices
+        TuneTrial._make((*chosen, *_run_trial(arguments, data, chosen)))
+        for chosen in choices
     ]
     trials.sort(key=lambda trial: (-trial.accuracy, trial.epsilon))
     if arguments.json:
         print(json.dumps([trial._asdict() for trial in trials], indent=2))
         return 0
-    from flwr_safedshb.cli._listing import show
+    from flwr_safedshb.cli._listing import print_table
 
     rows = [tuple(f"{value:.4g}" for value in trial) for trial in trials]
     title = f"{arguments.steps} steps, delta = {arguments.delta:g}, no adversaries"
-    show(title, Trial._fields, rows)
+    print_table(title, TuneTrial._fields, rows)
     return 0
 
 
-def _data(path: Path | None) -> Data:
-    """Return inputs and classes, in an order that says nothing."""
+def _load_data(path: Path | None) -> Data:
+    """Load or make up inputs and classes, in a random order."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -120,7 +121,7 @@ def _data(path: Path | None) -> Data:
     return inputs[order].astype(np.float32), targets[order].astype(np.int64)
 
 
-def _model(name: str | None, features: int, classes: int) -> torch.nn.Module:
+def _make_model(name: str | None, features: int, classes: int) -> torch.nn.Module:
     import torch
 
     with torch.random.fork_rng():
@@ -139,10 +140,10 @@ def _model(name: str | None, features: int, classes: int) -> torch.nn.Module:
             raise ValueError(f"--model={name} cannot be loaded: {error}") from error
 
 
-def _tried(
+def _run_trial(
     arguments: argparse.Namespace, data: Data, chosen: tuple[float, ...]
 ) -> tuple[float, float]:
-    """Return epsilon and accuracy of one combination."""
+    """Train once; return epsilon and accuracy."""
     import torch
 
     from flwr_safedshb.aggregation import Average
@@ -157,13 +158,13 @@ def _tried(
     held = len(inputs) // _HELD_BACK
     size = (len(inputs) - held) // arguments.nodes
     plan = PrivacyPlan(clip, noise, int(batch), size)
-    model = _model(arguments.model, inputs[0].size, int(targets.max()) + 1)
+    model = _make_model(arguments.model, inputs[0].size, int(targets.max()) + 1)
     grid = BatchedGrid(
-        client_app(_client_fn(model, plan, (inputs[held:], targets[held:]))),
+        client_app(_make_client_fn(model, plan, (inputs[held:], targets[held:]))),
         arguments.nodes,
     )
     strategy = SafeDSHB(Average(), server_learning_rate=rate, momentum=momentum)
-    with _quiet():
+    with _silence_flower():
         result = strategy.start(grid, trained_arrays(model), arguments.steps)
     model.load_state_dict(result.arrays.to_torch_state_dict(), strict=False)
     with torch.no_grad():
@@ -172,8 +173,8 @@ def _tried(
     return plan.epsilon(arguments.steps, arguments.delta), accuracy
 
 
-def _client_fn(model: torch.nn.Module, plan: PrivacyPlan, data: Data) -> ClientFn:
-    """Return what makes the clients, each with as many of the examples."""
+def _make_client_fn(model: torch.nn.Module, plan: PrivacyPlan, data: Data) -> ClientFn:
+    """Return a function that makes clients, each with an equal share of the data."""
     import torch
 
     from flwr_safedshb.client import SafeDSHBClient
@@ -192,8 +193,8 @@ def _client_fn(model: torch.nn.Module, plan: PrivacyPlan, data: Data) -> ClientF
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep what Flower says of every round to itself."""
+def _silence_flower() -> Iterator[None]:
+    """Silence what Flower logs of every round."""
     logger = logging.getLogger("flwr")
     level = logger.level
     logger.setLevel(logging.ERROR)

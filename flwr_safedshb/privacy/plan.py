@@ -2,7 +2,7 @@
 
 The mechanism is one step of Algorithm 1 of Allouah, Guerraoui, Gupta, Pinot, Stephan:
 "On the Privacy-Robustness-Utility Trilemma in Distributed Learning", ICML 2023. A plan
-says everything that decides its epsilon, so nothing else in the project states one.
+holds everything that its epsilon depends on; nothing else in the project states one.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PrivacyStatement:
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """What a client does to its gradient in every step, and what that costs.
+    """How a client makes its gradient private in every step, and the cost of that.
 
     Each step draws a batch, clips every example's gradient to ``clip_norm``, sums,
     divides by ``batch_size`` and adds N(0, ``noise_std``^2) to every coordinate.
@@ -102,10 +102,10 @@ class PrivacyPlan:
         noise = self.noise_multiplier
         if isinstance(noise, bool) or not isinstance(noise, Real) or noise != 0:
             noise = ranges.NOISE_MULTIPLIER.check("noise_multiplier", noise)
-        # Zero has a sign, and two words for one plan would be two plans of a ledger.
+        # -0.0 becomes 0.0: a ledger must not take them for two plans.
         self._set("noise_multiplier", float(noise) + 0.0)
         for name in ("batch_size", "num_examples"):
-            self._set(name, _count(name, getattr(self, name)))
+            self._set(name, _check_count(name, getattr(self, name)))
         if self.num_examples < self.batch_size:
             raise ValueError(
                 f"batch_size={self.batch_size} needs at least as many examples, got "
@@ -134,7 +134,7 @@ class PrivacyPlan:
 
     @cached_property
     def sampler(self) -> Sampler:
-        """How batches are drawn, and what a step of them gives away."""
+        """How batches are drawn, and what one step reveals."""
         return get_sampler(self.sampling)
 
     @cached_property
@@ -143,10 +143,10 @@ class PrivacyPlan:
         return self.batch_size / self.num_examples
 
     def convert_to_unit(self, unit: Adjacency) -> PrivacyPlan:
-        """Return a plan that costs the same, accounted in a unit of privacy.
+        """Return one plan for all that cost the same, accounted in a unit of privacy.
 
-        An adjacency only names the unit: the mechanism is the same. Neither the clip
-        nor how it is computed changes the cost.
+        The adjacency only names the unit: the mechanism stays. Neither the clip nor how
+        it is computed changes the cost.
 
         Raises
         ------
@@ -156,13 +156,13 @@ class PrivacyPlan:
         return replace(self, clip_norm=1.0, clipping="per-example", adjacency=unit)
 
     def epsilon(self, steps: int, delta: float) -> float:
-        """Epsilon of ``steps`` releases (T) at ``delta``; infinite without noise."""
+        """Return epsilon of ``steps`` releases (T); infinite without noise."""
         from flwr_safedshb.privacy.accounting import accountant
 
         return accountant.compute_epsilon([(self, steps)], delta)
 
     def statement(self, steps: int, delta: float) -> PrivacyStatement:
-        """Epsilon of ``steps`` releases, with the mechanism it is true for."""
+        """State epsilon of ``steps`` releases with the mechanism it is true for."""
         from flwr_safedshb.privacy.accounting import accountant
 
         return accountant.state_epsilon([(self, steps)], delta)
@@ -184,8 +184,8 @@ class PrivacyPlan:
     ) -> PrivacyPlan:
         """Make the plan with the least noise that keeps ``steps`` within the target.
 
-        What else a node releases of the same examples, such as evaluations, is given as
-        plans and numbers ``beside`` it: all of it together keeps within the target.
+        ``beside`` holds plans and steps of other releases of the same examples, such as
+        evaluations: all of it together keeps within the target.
 
         Returns
         -------
@@ -206,7 +206,7 @@ class PrivacyPlan:
         return calibration.calibrate(shape, target_epsilon, delta, steps, tuple(beside))
 
     def to_dict(self) -> dict[str, float | int | str]:
-        """Return the fields, as plain numbers and words; of all examples no part."""
+        """Return the fields as plain values; `part` only if it is not all examples."""
         values = asdict(self)
         if self.part == ALL:
             del values["part"]
@@ -235,7 +235,7 @@ class PrivacyPlan:
         return cls.from_dict(values)
 
 
-def _count(name: str, value: object) -> int:
+def _check_count(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ValueError(f"{name}={value!r} must be an integer")
     if not 1 <= int(value) <= ranges.MAX_EXAMPLES:

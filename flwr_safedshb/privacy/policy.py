@@ -1,4 +1,4 @@
-"""What a node's owner insists on, whatever a run asks for.
+"""A node's policy: the least privacy that its owner accepts, whatever a run asks for.
 
 The owner writes the rules into the node's own configuration, which no message can
 change; a run that asks for less privacy is refused before any data are touched.
@@ -24,7 +24,7 @@ class PolicyViolation(ValueError):  # noqa: N818  # what happened, as in BudgetE
 
 @dataclass(frozen=True)
 class NodePolicy:
-    """The floor of one node; a rule that is None does not bind.
+    """The rules of one node; a rule that is None does not bind.
 
     In the node's configuration the rules have the same names with hyphens:
     ``max-epsilon=2.0 delta=1e-5 min-noise-multiplier=1.0 sampling=fixed``.
@@ -65,13 +65,13 @@ class NodePolicy:
         for name, sensible in _NUMBERS.items():
             value = getattr(self, name)
             if value is not None:
-                number = sensible.check(_key(name), _number(value))
+                number = sensible.check(_write_key(name), _parse_number(value))
                 object.__setattr__(self, name, number)
         for name, words in _WORDS.items():
             value = getattr(self, name)
-            if value is not None and not _split(value) <= words:
+            if value is not None and not _split_words(value) <= words:
                 raise ValueError(
-                    f"{_key(name)}={value!r} must be words out of "
+                    f"{_write_key(name)}={value!r} must be words out of "
                     f"{', '.join(sorted(words))}, separated by commas"
                 )
         if self.unit not in (None, *get_args(Adjacency)):
@@ -98,7 +98,7 @@ class NodePolicy:
             Keys that may stand beside the rules. Any other key is an error: if it were
             skipped, a misspelt rule would silently not be enforced.
         """
-        rules = {_key(field.name): field.name for field in fields(cls)}
+        rules = {_write_key(field.name): field.name for field in fields(cls)}
         unknown = sorted(set(config) - set(rules) - set(other_keys))
         if unknown:
             known = [*rules, *other_keys]
@@ -120,12 +120,12 @@ class NodePolicy:
         delta: float | None = None,
         secure_noise: bool = True,
     ) -> None:
-        """Refuse what is weaker than the policy.
+        """Refuse a plan or a budget that is weaker than the policy.
 
         Parameters
         ----------
         plan : PrivacyPlan
-            What every step of the run would do.
+            The run's, for every step.
         max_epsilon, delta : float, optional
             The budget that the run asks for, if it asks for one.
         secure_noise : bool
@@ -145,23 +145,20 @@ class NodePolicy:
             ("max_sampling_rate", plan.sampling_rate),
         ):
             bound = getattr(self, rule)
-            # Written so that nan, which is no number, does not pass.
+            # Written so that NaN does not pass.
             if bound is not None and asked is not None and not asked <= bound:
-                raise _violation(rule, bound, asked)
+                raise _make_violation(rule, bound, asked)
         least = self.min_noise_multiplier
         if least is not None and not plan.noise_multiplier >= least:
-            raise _violation("min_noise_multiplier", least, plan.noise_multiplier)
-        for rule, word in (
-            ("sampling", plan.sampling),
-            ("adjacency", plan.adjacency),
-        ):
-            allowed = getattr(self, rule)
-            if allowed is not None and word not in _split(allowed):
-                raise _violation(rule, allowed, word)
+            raise _make_violation("min_noise_multiplier", least, plan.noise_multiplier)
+        for rule in _WORDS:
+            word, allowed = getattr(plan, rule), getattr(self, rule)
+            if allowed is not None and word not in _split_words(allowed):
+                raise _make_violation(rule, allowed, word)
         if self.unit not in (None, *plan.sampler.adjacencies):
-            raise _violation("unit", str(self.unit), f"{plan.sampling} batches")
+            raise _make_violation("unit", str(self.unit), f"{plan.sampling} batches")
         if self.require_secure_noise and not secure_noise:
-            raise _violation("require_secure_noise", "true", "noise from a seed")
+            raise _make_violation("require_secure_noise", "true", "noise from a seed")
         for name, number in (("max_epsilon", max_epsilon), ("delta", delta)):
             if number is not None:
                 _NUMBERS[name].check(name, number)
@@ -182,27 +179,27 @@ _WORDS: Mapping[str, set[str]] = {
 
 def get_rule_names() -> set[str]:
     """Return the names that rules have in a node's config."""
-    return {_key(field.name) for field in fields(NodePolicy)}
+    return {_write_key(field.name) for field in fields(NodePolicy)}
 
 
-def _key(name: str) -> str:
+def _write_key(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _split(words: str) -> set[str]:
+def _split_words(words: str) -> set[str]:
     return {word.strip() for word in str(words).split(",")}
 
 
-def _number(value: Value) -> Value:
-    """Return a number that was written as text; anything else as it is."""
+def _parse_number(value: Value) -> Value:
+    """Return the number that a text holds; anything else as it is."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
 
 
-def _violation(rule: str, bound: Value, asked: Value) -> PolicyViolation:
+def _make_violation(rule: str, bound: Value, asked: Value) -> PolicyViolation:
     return PolicyViolation(
-        f"this node's policy {_key(rule)}={bound} refuses the run, which asks for "
-        f"{asked}"
+        f"this node's policy {_write_key(rule)}={bound} refuses the run, which asks "
+        f"for {asked}"
     )

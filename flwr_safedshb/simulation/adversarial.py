@@ -1,6 +1,7 @@
-"""The adversary lives in the network: a Grid that replaces what f nodes reply.
+"""A Grid around any other Grid that replaces the replies of f adversarial nodes.
 
-So every Flower strategy can be attacked unchanged, and no strategy holds attack code.
+The adversary lives in the network, so every Flower strategy can be attacked unchanged,
+and no strategy contains attack code.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from flwr_safedshb.flower.compat import (
     shallow_copy,
 )
 from flwr_safedshb.flower.grid import WrappedGrid
-from flwr_safedshb.simulation.evaluation_attack import asks_for_counts, lie_like
+from flwr_safedshb.simulation.fake_evaluation import (
+    asks_for_private_evaluation,
+    fake_evaluation,
+)
 
 # From honest vectors of shape (h, d), by node id, to f vectors; an `Attack` is one.
 AttackFunction = Callable[[Floats, int, np.random.Generator, Aggregate], Floats]
@@ -37,14 +41,13 @@ def mean(vectors: Floats, f: int) -> Floats:
 
 
 class AdversarialGrid(WrappedGrid):
-    """A Grid of which f nodes are adversarial.
+    """A Grid with f adversarial nodes.
 
-    The nodes with the f largest ids never get their training messages. In their place
-    the adversaries, having seen every honest reply to the same batch of messages, send
-    what `attack` says, in replies that otherwise look like those of an honest node;
-    where no honest node has sent a vector, they answer with an error as well.
-    Messages that are not for training pass, and so does everything under an attack on
-    data: its nodes run the honest protocol.
+    The nodes with the f largest ids never get their training messages. The adversaries
+    see every honest reply to the same batch of messages, and then send what `attack`
+    returns, in replies that otherwise look like those of an honest node. If no honest
+    node has sent a vector, they reply with an error. Other messages pass unchanged, and
+    so does everything under an attack on data, whose nodes run the honest protocol.
 
     Parameters
     ----------
@@ -83,7 +86,7 @@ class AdversarialGrid(WrappedGrid):
         self._aggregate = aggregate
         self._rng = np.random.default_rng(seed)
         self._gradient = gradient
-        self._steps: list[_Step] = []
+        self._steps: list[_PushedBatch] = []
         self._made: dict[str, Message] = {}
         self._intercepted = 0
 
@@ -94,7 +97,7 @@ class AdversarialGrid(WrappedGrid):
         return nodes[len(nodes) - self._num_malicious :]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Push what is for honest nodes and keep the rest."""
+        """Push the messages for honest nodes, and intercept the others."""
         messages = list(messages)
         step, passed = self._intercept(messages)
         pushed = list(self.grid.push_messages(passed))
@@ -105,13 +108,13 @@ class AdversarialGrid(WrappedGrid):
         return [kept.get(id(message)) or next(others) for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Pull honest replies; adversarial ones come when all of those are there."""
+        """Pull honest replies, and adversarial ones once all honest ones are there."""
         wanted = set(message_ids)
-        asked = wanted & self._waiting()
+        asked = wanted & self._pending_ids()
         try:
             replies = list(self.grid.pull_messages(asked))
         except Exception:
-            # Adversaries would wait for ever for a reply that cannot be read.
+            # Adversaries must not wait for ever for an unreadable reply.
             for step in self._steps:
                 step.waiting -= asked
             raise
@@ -122,31 +125,33 @@ class AdversarialGrid(WrappedGrid):
             ]
             complete = ids <= {r.metadata.reply_to_message_id for r in step.replies}
             if complete and wanted & step.intercepted.keys():
-                for reply in self._adversarial(step):
+                for reply in self._make_replies(step):
                     self._made[reply.metadata.reply_to_message_id] = reply
             step.done = complete and not step.intercepted
         self._steps = [step for step in self._steps if not step.done]
-        # Only what was asked for: the rest may be asked for one by one.
+        # Only the replies that were asked for.
         made = [self._made.pop(i) for i in wanted & self._made.keys()]
         return replies + made
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Send to the honest nodes, wait for them, and add what adversaries send."""
+        """Send to the honest nodes, wait for them, and add adversarial replies."""
         step, passed = self._intercept(messages)
         step.replies = list(self.grid.send_and_receive(passed, timeout=timeout))
-        return [*step.replies, *self._adversarial(step)]
+        return [*step.replies, *self._make_replies(step)]
 
-    def _waiting(self) -> set[str]:
+    def _pending_ids(self) -> set[str]:
         return set().union(*(step.waiting for step in self._steps))
 
-    def _intercept(self, messages: Iterable[Message]) -> tuple[_Step, list[Message]]:
+    def _intercept(
+        self, messages: Iterable[Message]
+    ) -> tuple[_PushedBatch, list[Message]]:
         malicious = set(self.malicious_node_ids if self._intercepts else ())
-        step, passed = _Step(), []
+        step, passed = _PushedBatch(), []
         for message in messages:
             training = message.metadata.message_type.split(".")[0] == "train"
-            attacked = training or asks_for_counts(message)
+            attacked = training or asks_for_private_evaluation(message)
             if attacked and message.metadata.dst_node_id in malicious:
                 self._intercepted += 1
                 message_id = f"intercepted-{self._intercepted}"
@@ -156,12 +161,12 @@ class AdversarialGrid(WrappedGrid):
                 passed.append(message)
         return step, passed
 
-    def _adversarial(self, step: _Step) -> Iterator[Message]:
-        """Attack with what the honest nodes of the step have sent."""
+    def _make_replies(self, step: _PushedBatch) -> Iterator[Message]:
+        """Make the adversarial replies, given those of the honest nodes."""
         asked = list(step.intercepted.values())
         step.intercepted = {}
-        if asked and asks_for_counts(asked[0]):
-            yield from _lies(asked, step.replies)
+        if asked and asks_for_private_evaluation(asked[0]):
+            yield from _attack_evaluation(asked, step.replies)
             return
         honest = [
             reply
@@ -169,36 +174,38 @@ class AdversarialGrid(WrappedGrid):
             if reply.has_content() and reply.content.array_records
         ]
         if not honest:
-            yield from map(_failed, asked)
+            yield from map(_make_error_reply, asked)
             return
         if not asked:
             return
         honest.sort(key=lambda reply: reply.metadata.src_node_id)
-        vectors = np.stack([flattened(reply.content) for reply in honest])
+        vectors = np.stack([flatten_arrays(reply.content) for reply in honest])
         attack = self._attack
         if self._gradient and isinstance(attack, Attack) and attack.wants_gradient:
             model = decode_arrays(next(iter(asked[0].content.array_records.values())))
             attack = attack.with_gradient(self._gradient(model))
         sent = attack(vectors, len(asked), self._rng, self._aggregate)
         for message, vector in zip(asked, sent, strict=True):
-            reply = Message(replaced(honest[0].content, vector), reply_to=message)
+            reply = Message(replace_arrays(honest[0].content, vector), reply_to=message)
             set_message_id(reply, f"{message.metadata.message_id}-reply")
             yield reply
 
 
-def _lies(asked: list[Message], replies: list[Message]) -> Iterator[Message]:
-    content = lie_like(replies)
+def _attack_evaluation(
+    asked: list[Message], replies: list[Message]
+) -> Iterator[Message]:
+    content = fake_evaluation(replies)
     for message in asked:
         if content is None:
-            yield _failed(message)
+            yield _make_error_reply(message)
             continue
         reply = Message(content, reply_to=message)
         set_message_id(reply, f"{message.metadata.message_id}-reply")
         yield reply
 
 
-def _failed(message: Message) -> Message:
-    """Return an error, so that nobody waits for what will not come."""
+def _make_error_reply(message: Message) -> Message:
+    """Reply with an error, so that the server does not wait."""
     error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "no honest vector to go by")
     reply = Message(error, reply_to=message)
     set_message_id(reply, f"{message.metadata.message_id}-reply")
@@ -206,8 +213,8 @@ def _failed(message: Message) -> Message:
 
 
 @dataclass
-class _Step:
-    """Messages pushed together, and what has come back."""
+class _PushedBatch:
+    """Messages pushed together, and the replies so far."""
 
     waiting: set[str] = field(default_factory=set)
     intercepted: dict[str, Message] = field(default_factory=dict)
@@ -215,14 +222,14 @@ class _Step:
     done: bool = False
 
 
-def flattened(content: RecordDict) -> NDArray[np.float64]:
+def flatten_arrays(content: RecordDict) -> NDArray[np.float64]:
     """Return all arrays of the first ArrayRecord as one vector, (d,)."""
     record = next(iter(content.array_records.values()))
     layers = [layer.reshape(-1) for layer in decode_arrays(record)]
     return np.concatenate(layers, dtype=np.float64)
 
 
-def replaced(content: RecordDict, vector: NDArray[np.floating]) -> RecordDict:
+def replace_arrays(content: RecordDict, vector: NDArray[np.floating]) -> RecordDict:
     """Return a copy whose first ArrayRecord holds the values of `vector`, (d,)."""
     key, record = next(iter(content.array_records.items()))
     arrays = {}

@@ -62,12 +62,12 @@ class BatchedGrid(InProcessGrid):
         with _gc_disabled():
             return self._train_together(self._app, messages)
 
-    def received(
+    def deliver_reply(
         self, reply: Message, message_id: str, working: Context
     ) -> tuple[Message, Context]:
-        """Return a reply, which a private app has just made and holds no longer."""
+        """Return a reply without a copy: a private app does not keep it."""
         if not isinstance(self._app, PrivateClientApp):
-            return super().received(reply, message_id, working)
+            return super().deliver_reply(reply, message_id, working)
         set_message_id(reply, message_id)
         return reply, copy_context(working)
 
@@ -77,15 +77,15 @@ class BatchedGrid(InProcessGrid):
         replies: list[Message | None] = [None] * len(messages)
         asked: dict[int, Context] = {}
         for i, message in enumerate(messages):
-            message_id, context = self.new_id(), self.context_of(message)
+            message_id, context = self.make_message_id(), self.find_context(message)
             if context is None:
-                replies[i] = self.unavailable(message, message_id)
+                replies[i] = self.reply_unavailable(message, message_id)
             else:
                 set_message_id(message, message_id)
                 asked[i] = copy_context(context)
         results = train_clients(app, [messages[i] for i in asked], list(asked.values()))
         for (i, working), result in zip(asked.items(), results, strict=True):
-            replies[i] = self.concluded(messages[i], working, result)
+            replies[i] = self.finish_message(messages[i], working, result)
         return [reply for reply in replies if reply is not None]
 
 

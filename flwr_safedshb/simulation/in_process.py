@@ -1,8 +1,8 @@
 """A Grid whose nodes run in this process.
 
 A `flwr.serverapp.Grid` is what a ServerApp sees of the network. `InProcessGrid` answers
-its messages by calling the ClientApp here and now: no processes, no serialisation, the
-same bytes for the same seed. Every Flower strategy runs on it unchanged.
+its messages by calling the ClientApp at once: no processes, no serialisation, the same
+bytes for the same seed. Every Flower strategy runs on it unchanged.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ NodeConfig = Callable[[int], UserConfig]
 class InProcessGrid(SimulatedGrid):
     """Run a ClientApp on nodes that live in this process.
 
-    Each node has one Context that lasts as long as the grid. As in Flower's other
-    engines a node sees its own copy of a message, an exception in the ClientApp becomes
-    an error reply, and what it had done to its Context is undone.
+    Each node has one Context, which lasts as long as the grid. As in Flower's other
+    engines a node gets its own copy of a message, and an exception in the ClientApp
+    becomes an error reply and leaves the node's Context as it was.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class InProcessGrid(SimulatedGrid):
         if num_nodes < 1:
             raise ValueError(f"num_nodes={num_nodes} must be at least 1")
         self._app = client_app
-        run_id, *node_ids = _distinct_ids(num_nodes + 1, seed)
+        run_id, *node_ids = _draw_ids(num_nodes + 1, seed)
         self._run = Run.create_empty(run_id)
         self._run.override_config = dict(run_config or {})
         self._contexts = {
@@ -118,8 +118,9 @@ class InProcessGrid(SimulatedGrid):
 
     def get_node_ids(self) -> list[int]:
         """Return the ids of all nodes, by partition."""
-        # Grids may take turns in one process, and messages are made after this call; a
-        # daemon makes none, which asks on where a run of the older kind has failed.
+        # Grids may take turns in one process, and messages are made after this call.
+        # Not for a daemon thread: Flower's legacy server leaves one that calls for ever
+        # when a run fails, and makes no messages.
         if not threading.current_thread().daemon:
             set_process_run(self._run.run_id)
         return list(self._contexts)
@@ -144,65 +145,66 @@ class InProcessGrid(SimulatedGrid):
 
     def answer(self, messages: list[Message]) -> list[Message]:
         """Return the replies to messages, in their order."""
-        return [self._answer(message) for message in messages]
+        return [self._answer_message(message) for message in messages]
 
-    def _answer(self, message: Message) -> Message:
-        message_id, context = self.new_id(), self.context_of(message)
+    def _answer_message(self, message: Message) -> Message:
+        message_id, context = self.make_message_id(), self.find_context(message)
         if context is None:
-            return self.unavailable(message, message_id)
+            return self.reply_unavailable(message, message_id)
         arrived, working = copy_for_delivery(message, message_id, context)
         try:
             reply: object = self._app(arrived, working)
         except Exception as error:
             reply = error
-        return self.concluded(message, working, reply)
+        return self.finish_message(message, working, reply)
 
-    def new_id(self) -> str:
+    def make_message_id(self) -> str:
         """Return an id for a message, as another engine's SuperLink would give it."""
         self._sent += 1
         return f"{self._run.run_id}-{self._sent}"
 
-    def context_of(self, message: Message) -> Context | None:
+    def find_context(self, message: Message) -> Context | None:
         """Return the Context of a message's node, or None if there is no such node."""
         return self._contexts.get(message.metadata.dst_node_id)
 
     @staticmethod
-    def unavailable(message: Message, message_id: str) -> Message:
-        """Return the reply to a message for a node that is not there."""
+    def reply_unavailable(message: Message, message_id: str) -> Message:
+        """Return an error reply to a message for an unknown node."""
         set_message_id(message, message_id)
         reason = f"there is no node {message.metadata.dst_node_id}"
         return Message(Error(ErrorCode.NODE_UNAVAILABLE, reason), reply_to=message)
 
-    def received(
+    def deliver_reply(
         self, reply: Message, message_id: str, working: Context
     ) -> tuple[Message, Context]:
-        """Return a reply as the server gets it: not the object that the app holds."""
+        """Return copies of a reply and a Context, which the app cannot change later."""
         return copy_for_delivery(reply, message_id, working)
 
-    def concluded(self, message: Message, working: Context, result: object) -> Message:
-        """Return the reply that an app's result is, and keep the node's state.
+    def finish_message(
+        self, message: Message, working: Context, result: object
+    ) -> Message:
+        """Turn an app's result into a reply, and keep the node's state if it succeeded.
 
         Parameters
         ----------
         message : Message
-            What was asked.
         working : Context
-            With which the app ran.
+            The app's copy of the node's Context.
         result : object
-            What it returned, or an Exception that it raised.
+            What the app returned, or the Exception that it raised.
         """
         node_id, reply_id = working.node_id, f"{message.metadata.message_id}-reply"
         try:
             if isinstance(result, Exception):
                 raise result
-            answered = _checked_reply(message, result)
-            # Where other engines serialise, and fail on what is no record.
-            reply, kept = self.received(answered, reply_id, working)
+            answered = _check_reply(message, result)
+            # Fails on anything but records, as other engines do when they serialise.
+            reply, kept = self.deliver_reply(answered, reply_id, working)
         except Exception as error:
-            # A refusal says all there is to say; the place where it was raised nothing.
-            place = None if isinstance(error, RefusedError) else error
-            told = (node_id, type(error).__name__, error)
-            log(ERROR, "node %d: the ClientApp raised %s: %s", *told, exc_info=place)
+            # A refusal needs no traceback.
+            trace = None if isinstance(error, RefusedError) else error
+            about = node_id, type(error).__name__, error
+            log(ERROR, "node %d: the ClientApp raised %s: %s", *about, exc_info=trace)
             reason = f"{type(error)}:<'{error}'>"
             code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
             reply = Message(Error(code, reason), reply_to=message)
@@ -212,10 +214,10 @@ class InProcessGrid(SimulatedGrid):
         return reply
 
 
-def _checked_reply(message: Message, reply: object) -> Message:
+def _check_reply(message: Message, reply: object) -> Message:
     if not isinstance(reply, Message):
         raise TypeError(f"a ClientApp returns a Message, got {type(reply).__name__}")
-    # Flower's own links drop what is not a reply by this node to this message.
+    # Flower's own links drop a message that does not reply to this one.
     if (
         reply.metadata.reply_to_message_id != message.metadata.message_id
         or reply.metadata.src_node_id != message.metadata.dst_node_id
@@ -224,10 +226,10 @@ def _checked_reply(message: Message, reply: object) -> Message:
     return reply
 
 
-def _distinct_ids(count: int, seed: int) -> list[int]:
+def _draw_ids(count: int, seed: int) -> list[int]:
     rng = np.random.default_rng(seed)
     ids: dict[int, None] = {}
     while len(ids) < count:
-        # Above the ids that Flower keeps for itself, within a signed 64-bit integer.
+        # Above Flower's reserved ids, within a signed 64-bit integer.
         ids[int(rng.integers(1 << 32, 1 << 62))] = None
     return list(ids)

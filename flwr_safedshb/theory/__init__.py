@@ -43,6 +43,7 @@ from flwr_safedshb.theory.robustness import (
     spectral_factor as spectral_factor,
 )
 from flwr_safedshb.theory.trilemma import (
+    MeanEstimation as MeanEstimation,
     Term as Term,
     Trilemma as Trilemma,
     closed_form_noise_std as closed_form_noise_std,

@@ -3,8 +3,7 @@ r"""What privacy and robustness cost: the paper's lower bounds and its corollari
 The setting is mean estimation: the loss of an example x is ||theta - x||^2 (not half of
 it), each honest client's releases are (epsilon, delta)-DP for its m examples, and f of
 n clients send anything. An algorithm is (f, rho)-robust if its excess loss over the
-honest clients' examples is at most rho. Lengths are in units of C, the radius of the
-ball that examples lie in; the paper has C = 1.
+honest clients' examples is at most rho. The paper has C = 1.
 
 **Which part is proven when**: the theorem joins three propositions, and no setting with
 f >= 1 meets all of its conditions (`lower_bound_violations`). The propositions stand by
@@ -24,6 +23,51 @@ from flwr_safedshb.theory.checks import (
 from flwr_safedshb.theory.robustness import check_num_malicious
 
 Term = Literal["privacy", "both", "robustness"]
+
+
+@dataclass(frozen=True)
+class MeanEstimation:
+    """The setting of the bounds: private and robust mean estimation.
+
+    Attributes
+    ----------
+    n, f, m, d : int
+        Clients, adversaries among them, examples of each, dimension.
+    epsilon, delta : float
+        The privacy of each client's releases.
+    heterogeneity : float
+        G: G^2 is the mean squared distance of the honest clients' gradients from their
+        mean.
+    clip_norm : float
+        C, the radius of the ball that examples lie in.
+    """
+
+    n: int
+    f: int
+    m: int
+    d: int
+    epsilon: float
+    delta: float
+    heterogeneity: float = 0.0
+    clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_num_malicious(self.n, self.f)
+        check_positive(
+            m=self.m, d=self.d, epsilon=self.epsilon, clip_norm=self.clip_norm
+        )
+        check_delta(self.delta)
+        check_not_negative(heterogeneity=self.heterogeneity)
+
+    @property
+    def noise_unit(self) -> float:
+        """C/(epsilon m)."""
+        return self.clip_norm / (self.epsilon * self.m)
+
+    @property
+    def log_delta(self) -> float:
+        """log(1/delta)."""
+        return math.log(1.0 / self.delta)
 
 
 @dataclass(frozen=True)
@@ -81,15 +125,7 @@ class Trilemma:
         return sum(map(math.sqrt, causes)) ** 2
 
 
-def lower_bound(
-    n: int,
-    f: int,
-    m: int,
-    d: int,
-    epsilon: float,
-    heterogeneity: float = 0.0,
-    clip_norm: float = 1.0,
-) -> Trilemma:
+def lower_bound(at: MeanEstimation) -> Trilemma:
     """Return the terms below which no private and robust algorithm can go.
 
     d/(epsilon^2 n m^2), (f/n)/(epsilon^2 m^2) and (f/n) G^2, the first two times C^2:
@@ -97,51 +133,29 @@ def lower_bound(
     stated as Omega~: **constants and logarithms are left open** and taken as 1 here, so
     ratios of terms mean something and their size does not. `term_violations` says which
     of the three are proven in a setting.
-
-    Parameters
-    ----------
-    n, f, m, d : int
-        Clients, adversaries among them, examples of each, dimension.
-    epsilon : float
-    heterogeneity : float
-        G: G^2 is the mean squared distance of the honest clients' gradients from their
-        mean.
-    clip_norm : float
-        C.
     """
-    check_num_malicious(n, f)
-    check_not_negative(heterogeneity=heterogeneity)
     return Trilemma(
-        privacy=privacy_lower_bound(n, m, d, epsilon, clip_norm),
-        both=(clip_norm / (epsilon * m)) ** 2 * f / n,
-        robustness=heterogeneity**2 * f / n,
+        privacy=privacy_lower_bound(at),
+        both=at.noise_unit**2 * at.f / at.n,
+        robustness=at.heterogeneity**2 * at.f / at.n,
     )
 
 
-def privacy_lower_bound(
-    n: int, m: int, d: int, epsilon: float, clip_norm: float = 1.0
-) -> float:
+def privacy_lower_bound(at: MeanEstimation) -> float:
     """Return C^2 d/(epsilon^2 n m^2): the proposition on privacy alone, f = 0.
 
     Omega~, as in `lower_bound`. The proof reduces to one-way marginals over all n m
     examples.
     """
-    check_positive(n=n, m=m, d=d, epsilon=epsilon, clip_norm=clip_norm)
-    return (clip_norm / (epsilon * m)) ** 2 * d / n
+    return at.noise_unit**2 * at.d / at.n
 
 
-def joint_lower_bound(
-    n: int, f: int, m: int, epsilon: float, delta: float, clip_norm: float = 1.0
-) -> float:
+def joint_lower_bound(at: MeanEstimation) -> float:
     """Return C^2 (f+1)/(n-f) log(1/delta)/(epsilon^2 m^2): the proposition on both.
 
     Omega: without its constant, with its logarithm. It does not depend on d.
     """
-    check_num_malicious(n, f)
-    check_positive(m=m, epsilon=epsilon, clip_norm=clip_norm)
-    check_delta(delta)
-    unit = (clip_norm / (epsilon * m)) ** 2
-    return unit * math.log(1.0 / delta) * (f + 1) / (n - f)
+    return at.noise_unit**2 * at.log_delta * (at.f + 1) / (at.n - at.f)
 
 
 def robustness_lower_bound(n: int, f: int, heterogeneity: float) -> float:
@@ -177,15 +191,7 @@ def error_cap(n: int, f: int, clip_norm: float = 1.0) -> float:
     return clip_norm**2 * (f + 1) / (100.0 * (n - f))
 
 
-def lower_bound_violations(
-    n: int,
-    f: int,
-    m: int,
-    epsilon: float,
-    delta: float,
-    heterogeneity: float = 0.0,
-    clip_norm: float = 1.0,
-) -> tuple[str, ...]:
+def lower_bound_violations(at: MeanEstimation) -> tuple[str, ...]:
     """Name each condition of the theorem, as printed, that does not hold.
 
     n >= 3; epsilon < 1 and epsilon <= 1/(4 sqrt(2 n ln(m+1))); for some gamma in (0, 1)
@@ -193,35 +199,25 @@ def lower_bound_violations(
     if 2^-m < n delta < 1/(8 m); G >= C; rho <= C^2 (f+1)/(100 (n-f)). The last two
     exclude each other for f >= 1: with G >= C robustness alone costs
     rho >= C^2 f/(16 (n-2f)), which is more. There the theorem as printed says nothing,
-    and its parts have to be used: see `term_violations`. Impossible numbers raise.
+    and its parts have to be used: see `term_violations`.
 
     "The assumptions on epsilon, delta and rho are only needed to use" an earlier bound,
     the paper says; without them a log m is lost in the first term.
     """
-    check_num_malicious(n, f)
-    violations = _require_three_clients(n)
-    violations += _require_privacy_conditions(n, m, epsilon, delta)
-    violations += _require_heterogeneity(heterogeneity, clip_norm)
-    if f >= 1:
-        cap = error_cap(n, f, clip_norm)
-        least = robustness_lower_bound(n, f, clip_norm)
+    violations = _require_three_clients(at) + _require_privacy_conditions(at)
+    violations += _require_heterogeneity(at)
+    if at.f >= 1:
+        cap = error_cap(at.n, at.f, at.clip_norm)
+        least = robustness_lower_bound(at.n, at.f, at.clip_norm)
         violations.append(
-            f"rho must be at most {cap:.3g}, which nothing meets for f={f} and "
+            f"rho must be at most {cap:.3g}, which nothing meets for f={at.f} and "
             f"heterogeneity >= clip_norm: robustness alone costs {least:.3g}; use the "
             "parts of the bound"
         )
     return tuple(violations)
 
 
-def term_violations(
-    n: int,
-    f: int,
-    m: int,
-    epsilon: float,
-    delta: float,
-    heterogeneity: float = 0.0,
-    clip_norm: float = 1.0,
-) -> dict[Term, tuple[str, ...]]:
+def term_violations(at: MeanEstimation) -> dict[Term, tuple[str, ...]]:
     """Name, for each term, the assumptions of its own proposition that do not hold.
 
     A term without violations is proven by itself (privacy and both for algorithms
@@ -234,68 +230,62 @@ def term_violations(
 
     So of clients with identical data, G = 0, privacy alone is proven.
     """
-    check_num_malicious(n, f)
-    privacy = _require_privacy_conditions(n, m, epsilon, delta)
-    alone = [] if f else ["f=0: without adversaries this term is 0"]
-    both = alone + _require_three_clients(n)
-    both += _require_heterogeneity(heterogeneity, clip_norm)
-    if not 2.0**-m <= delta < 1.0 / m:
+    alone = [] if at.f else ["f=0: without adversaries this term is 0"]
+    both = alone + _require_three_clients(at) + _require_heterogeneity(at)
+    least = 2.0**-at.m
+    if not least <= at.delta < 1.0 / at.m:
         both.append(
-            f"delta={delta:.3g} must be at least 2^-m={2.0**-m:.3g} and below "
-            f"1/m={1.0 / m:.3g}"
+            f"delta={at.delta:.3g} must be at least 2^-m={least:.3g} and below "
+            f"1/m={1.0 / at.m:.3g}"
         )
     robustness = [*alone]
-    largest = clip_norm * math.sqrt(kappa_lb(n, f))
-    if f and not 0.0 < heterogeneity <= largest:
+    largest = at.clip_norm * math.sqrt(kappa_lb(at.n, at.f))
+    if at.f and not 0.0 < at.heterogeneity <= largest:
         robustness.append(
-            f"heterogeneity={heterogeneity:g} must be above 0 and at most "
+            f"heterogeneity={at.heterogeneity:g} must be above 0 and at most "
             f"{largest:.4g}, what examples in a ball of radius clip_norm allow"
         )
     return {
-        "privacy": tuple(privacy),
+        "privacy": tuple(_require_privacy_conditions(at)),
         "both": tuple(both),
         "robustness": tuple(robustness),
     }
 
 
-def _require_three_clients(n: int) -> list[str]:
-    return [] if n >= 3 else [f"n={n} must be at least 3; add clients"]
+def _require_three_clients(at: MeanEstimation) -> list[str]:
+    return [] if at.n >= 3 else [f"n={at.n} must be at least 3; add clients"]
 
 
-def _require_privacy_conditions(
-    n: int, m: int, epsilon: float, delta: float
-) -> list[str]:
+def _require_privacy_conditions(at: MeanEstimation) -> list[str]:
     """Name the assumptions of the reduction to one-way marginals that do not hold."""
-    check_positive(m=m, epsilon=epsilon)
-    check_delta(delta)
+    n, m = at.n, at.m
     violations = []
     largest = 1.0 / (4.0 * math.sqrt(2.0 * n * math.log(m + 1.0)))
-    if epsilon > largest:
+    if at.epsilon > largest:
         violations.append(
-            f"epsilon={epsilon:.4g} must be at most 1/(4 sqrt(2 n ln(m+1)))="
+            f"epsilon={at.epsilon:.4g} must be at most 1/(4 sqrt(2 n ln(m+1)))="
             f"{largest:.3g}; lower it"
         )
-    if n * delta >= 1.0 / (8.0 * m):
+    if n * at.delta >= 1.0 / (8.0 * m):
         violations.append(
-            f"n*delta={n * delta:.3g} must be below 1/(8m)={1.0 / (8.0 * m):.3g}; "
+            f"n*delta={n * at.delta:.3g} must be below 1/(8m)={1.0 / (8.0 * m):.3g}; "
             f"lower delta below {1.0 / (8.0 * m * n):.2g}"
         )
-    if math.log2(n * delta) <= -m:
+    if math.log2(n * at.delta) <= -m:
         violations.append(
-            f"n*delta={n * delta:.3g} must be above 2^-m={2.0**-m:.3g}; raise delta or "
-            "have more examples"
+            f"n*delta={n * at.delta:.3g} must be above 2^-m={2.0**-m:.3g}; raise delta "
+            "or have more examples"
         )
     return violations
 
 
-def _require_heterogeneity(heterogeneity: float, clip_norm: float) -> list[str]:
-    check_not_negative(heterogeneity=heterogeneity)
-    check_positive(clip_norm=clip_norm)
-    if heterogeneity >= clip_norm:
+def _require_heterogeneity(at: MeanEstimation) -> list[str]:
+    if at.heterogeneity >= at.clip_norm:
         return []
     return [
-        f"heterogeneity={heterogeneity:g} must be at least clip_norm={clip_norm:g}: "
-        "the example that proves it has honest clients that differ by so much"
+        f"heterogeneity={at.heterogeneity:g} must be at least clip_norm="
+        f"{at.clip_norm:g}: the example that proves it has honest clients that differ "
+        "by so much"
     ]
 
 
@@ -339,16 +329,7 @@ def closed_form_noise_std(
     return constant * 2.0 * clip_norm / b * max(1.0, spent)
 
 
-def strongly_convex_corollary(
-    n: int,
-    f: int,
-    m: int,
-    d: int,
-    epsilon: float,
-    delta: float,
-    heterogeneity: float = 0.0,
-    clip_norm: float = 1.0,
-) -> Trilemma:
+def strongly_convex_corollary(at: MeanEstimation) -> Trilemma:
     """Return the terms of Safe-DSHB's error with SMEA on a strongly convex loss.
 
     log(1/delta) d/(epsilon^2 n m^2), log(1/delta) (f/n)/(epsilon^2 m^2) and (f/n) G^2:
@@ -357,51 +338,22 @@ def strongly_convex_corollary(
     epsilon <= log(1/delta): **constants, which depend on eta, L and mu, are left open**
     and taken as 1.
     """
-    log, unit = _scale_privacy(n, f, m, d, epsilon, delta, heterogeneity, clip_norm)
     return Trilemma(
-        privacy=log * unit**2 * d / n,
-        both=log * unit**2 * f / n,
-        robustness=heterogeneity**2 * f / n,
+        privacy=at.log_delta * at.noise_unit**2 * at.d / at.n,
+        both=at.log_delta * at.noise_unit**2 * at.f / at.n,
+        robustness=at.heterogeneity**2 * at.f / at.n,
     )
 
 
-def non_convex_corollary(
-    n: int,
-    f: int,
-    m: int,
-    d: int,
-    epsilon: float,
-    delta: float,
-    heterogeneity: float = 0.0,
-    clip_norm: float = 1.0,
-) -> Trilemma:
+def non_convex_corollary(at: MeanEstimation) -> Trilemma:
     """Return the terms of Safe-DSHB's squared gradient with SMEA, without convexity.
 
     sqrt(d log(1/delta))/(epsilon sqrt(n) m), sqrt(f/n) sqrt(log(1/delta))/(epsilon m)
     and (f/n) G^2: the paper's corollary, in the sense and under the conditions of
     `strongly_convex_corollary`.
     """
-    log, unit = _scale_privacy(n, f, m, d, epsilon, delta, heterogeneity, clip_norm)
     return Trilemma(
-        privacy=math.sqrt(log * d / n) * unit,
-        both=math.sqrt(log * f / n) * unit,
-        robustness=heterogeneity**2 * f / n,
+        privacy=math.sqrt(at.log_delta * at.d / at.n) * at.noise_unit,
+        both=math.sqrt(at.log_delta * at.f / at.n) * at.noise_unit,
+        robustness=at.heterogeneity**2 * at.f / at.n,
     )
-
-
-def _scale_privacy(
-    n: int,
-    f: int,
-    m: int,
-    d: int,
-    epsilon: float,
-    delta: float,
-    heterogeneity: float,
-    clip_norm: float,
-) -> tuple[float, float]:
-    """Check a corollary's arguments and return log(1/delta) and C/(epsilon m)."""
-    check_num_malicious(n, f)
-    check_positive(m=m, d=d, epsilon=epsilon, clip_norm=clip_norm)
-    check_not_negative(heterogeneity=heterogeneity)
-    check_delta(delta)
-    return math.log(1.0 / delta), clip_norm / (epsilon * m)

@@ -18,7 +18,7 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
 from torch.nn import functional
 
-from flwr_safedshb.audit.zoo.residual import resnet18
+from flwr_safedshb.audit.zoo.resnet import resnet18
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.private_gradient import BLOCK, private_gradient

@@ -174,7 +174,7 @@ def test_failures_give_no_place_that_chance_would_not() -> None:
     rng = np.random.default_rng(0)
     usable, returning = [*range(36)], [*range(36, 40)]
     drawn = [
-        participation._choose(usable, returning, 40, lambda: rng, 1, 400).nodes
+        participation._draw_nodes(usable, returning, 40, lambda: rng, 1, 400).nodes
         for _ in range(400)
     ]
     assert {len(nodes) for nodes in drawn} == {20}
@@ -189,7 +189,7 @@ def test_drawn_nodes_that_answer_are_spared_where_too_few_of_them_are_drawn() ->
     usable, returning = [*range(7)], [*range(7, 20)]
     spared = 0
     for _ in range(50):
-        cohort = participation._choose(usable, returning, 20, lambda: rng, 1, None)
+        cohort = participation._draw_nodes(usable, returning, 20, lambda: rng, 1, None)
         answering = sum(node in usable for node in cohort.nodes)
         if cohort.complete:
             assert len(cohort.nodes) == 10

@@ -139,7 +139,7 @@ def test_mods_that_nobody_knows_are_refused_until_they_are_named(
 
         return ClientApp(client_fn=trusting, mods=[mod])
 
-    with pytest.raises(RefusedError, match="is no mod that is known to leave the"):
+    with pytest.raises(RefusedError, match="is not known to leave the reply"):
         app()(message(LEGACY), node(tmp_path))
     with pytest.raises(RefusedError, match="name it in trusted_mods"):
         app(Counting())(message(LEGACY), node(tmp_path))

@@ -20,7 +20,7 @@ from flwr_safedshb.client import SafeDSHBClient, client_app
 from flwr_safedshb.flower.compat import set_message_id
 from flwr_safedshb.flower.grid import WrappedGrid
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
-from flwr_safedshb.simulation.adversarial import replaced
+from flwr_safedshb.simulation.adversarial import replace_arrays
 from flwr_safedshb.simulation.batched import BatchedGrid
 from tests.federation import federation, flat, model
 from tests.replies import Layers, record
@@ -253,7 +253,7 @@ class Colluders(WrappedGrid):
         (arrays,) = reply.content.array_records.values()
         size = sum(array.numpy().size for array in arrays.values())
         vector = np.full(size, self.length / math.sqrt(size))
-        spoilt = Message(replaced(reply.content, vector), reply_to=reply)
+        spoilt = Message(replace_arrays(reply.content, vector), reply_to=reply)
         set_message_id(spoilt, reply.metadata.message_id)
         spoilt.metadata.__dict__.update(reply.metadata.__dict__)
         return spoilt

@@ -17,7 +17,7 @@ Gradient = list[torch.Tensor]
 class Honest:
     """One example at a time, summed in float64, factors a little too small."""
 
-    path = "one at a time"
+    isolation = "one at a time"
 
     def __init__(
         self, model: nn.Module, loss: Loss, clip_norm: float, clipping: Clipping

@@ -18,7 +18,7 @@ def test_every_kind_of_bad_example_is_timed(model: str) -> None:
     found = measure_times(2, [model])
     assert [row.kind for row in found] == list(KINDS)
     for row in found:
-        assert (row.model, row.path) == (model, WAYS[model])
+        assert (row.model, row.isolation) == (model, WAYS[model])
         assert row.usual > 0.0
         assert math.isfinite(row.one + row.half + row.computed)
 

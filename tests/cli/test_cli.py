@@ -165,7 +165,7 @@ def test_attacks(
 
 
 def test_classes_that_only_others_build_on_are_not_listed() -> None:
-    names = [kind.__name__ for kind in _listing.concrete(attacks, attacks.Attack)]  # type: ignore[type-abstract]
+    names = [kind.__name__ for kind in _listing.find_classes(attacks, attacks.Attack)]  # type: ignore[type-abstract]
     assert names == sorted(names)
     assert not {"Attack", "SearchedAttack", "_DistanceBounded"} & set(names)
 

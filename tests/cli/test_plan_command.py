@@ -9,7 +9,7 @@ import pytest
 
 from flwr_safedshb import theory
 from flwr_safedshb.cli import main
-from flwr_safedshb.cli._forecast import Setting, alternatives, forecast
+from flwr_safedshb.cli._forecast import FederationSpec, forecast, list_alternatives
 
 PAPER = "-n=7 -f=3 -m=2763 -d=69 -b=25 -C=1 -T=400 --delta=1e-4"
 SMALL = "-n=5 -f=1 -m=500 -d=10 -b=500 -T=1 --delta=1e-6"
@@ -147,8 +147,10 @@ def test_what_if(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_alternatives_can_all_be() -> None:
     # No f + 1 and no n - 1 where there would be no honest majority.
-    setting = Setting(3, 1, 50, 4, 50, 1.0, 1, 1e-6, "poisson", None, 4.0, 0.0)
-    changes = [change for change, _ in alternatives(forecast(setting))]
+    spec = FederationSpec(
+        3, 1, 50, 4, 50, 1, 1e-6, noise_multiplier=4.0, sampling="poisson", momentum=0.0
+    )
+    changes = [change for change, _ in list_alternatives(forecast(spec))]
     assert "n = 2" not in changes
     assert "f = 2" not in changes
     assert "fixed batches" in changes
@@ -205,7 +207,7 @@ def test_it_says_whether_a_training_withstands(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Not what it would be otherwise: that takes longest, and is tested above.
-    monkeypatch.setattr("flwr_safedshb.cli.plan.alternatives", lambda now: [])
+    monkeypatch.setattr("flwr_safedshb.cli.plan.list_alternatives", lambda now: [])
     assert told(capsys, PAPER + " -s 1")["withstands"] is None
     steep = " --gradient 0.1 --smoothness 0.2"
     low, high = (told(capsys, PAPER + f" -s {s}" + steep) for s in (0.1, 3))
@@ -223,7 +225,7 @@ def test_it_says_whether_a_training_withstands(
 def test_answers_cost_and_are_as_precise_as_is_said(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flwr_safedshb.cli.plan.alternatives", lambda now: [])
+    monkeypatch.setattr("flwr_safedshb.cli.plan.list_alternatives", lambda now: [])
     common = ["plan", "-n", "7", "-f", "2", "-m", "500", "-d", "5", "-b", "25"]
     common += ["-T", "100", "--delta", "1e-4", "-s", "1", "--evaluations", "5"]
     assert main([*common, "--json"]) == 0

@@ -70,7 +70,7 @@ class Client:
         return ConfirmMessageReceivedResponse()
 
 
-def test_a_small_message_is_all_inside() -> None:
+def test_a_small_message_travels_inline_as_a_whole() -> None:
     message = made(3, 5)
     inside = inlining.select_inline(message.tree.object_id, message.objects)
     assert inside == message.objects
@@ -94,7 +94,7 @@ def test_large_pieces_of_arrays_travel_on_their_own() -> None:
     assert max(map(len, inside.values())) <= inlining.MAX_OBJECT_BYTES
 
 
-def test_an_envelope_never_holds_more_than_it_may() -> None:
+def test_inline_objects_never_exceed_their_bound() -> None:
     message = made(*[inlining.MAX_OBJECT_BYTES // 8] * 20)
     inside = inlining.select_inline(message.tree.object_id, message.objects)
     assert inside is not None
@@ -105,7 +105,7 @@ def test_an_envelope_never_holds_more_than_it_may() -> None:
     assert names <= {*inside}  # or nobody could say what is missing
 
 
-def test_a_message_of_too_many_parts_has_none() -> None:
+def test_a_message_of_too_many_objects_has_none_inline() -> None:
     message = made(*range(1, 1500))
     assert inlining.select_inline(message.tree.object_id, message.objects) is None
 
@@ -119,7 +119,7 @@ def test_only_small_objects_are_made_into_bytes() -> None:
     assert len([*walk_tree(get_object_tree(message))]) == len(found) + 1
 
 
-def test_an_envelope_cannot_lie_about_an_object() -> None:
+def test_an_inline_object_cannot_have_anothers_id() -> None:
     message = made(3)
     root = message.tree.object_id
     false = {**message.objects, root: message.objects[root] + b"!"}
@@ -129,7 +129,7 @@ def test_an_envelope_cannot_lie_about_an_object() -> None:
     assert root not in found
 
 
-def test_what_is_in_a_head_is_bounded() -> None:
+def test_too_many_or_too_large_inline_objects_are_refused() -> None:
     message = made(3).message
     inlining.attach_inline(message, {str(n): b"%d" % n for n in range(100)})
     with pytest.raises(ValueError, match="too many"):
@@ -191,7 +191,7 @@ def pulled(client: Client, message: PackedMessage) -> dict[str, bytes]:
     ],
     ids=["all inside", "kept as well", "one outside"],
 )
-def test_only_what_is_outside_is_called_for(
+def test_only_objects_that_are_not_inline_are_pulled(
     size: int, whole: bool, calls: list[str]
 ) -> None:
     message = made(size)
@@ -202,7 +202,7 @@ def test_only_what_is_outside_is_called_for(
     assert (client.calls, seen) == (calls, [5])
 
 
-def test_a_message_without_an_envelope_is_pulled_as_ever() -> None:
+def test_a_message_without_inline_objects_is_pulled_as_flower_does() -> None:
     message = made(3)
     client = Client(message.message, message.tree)
     client.objects = message.objects

@@ -37,11 +37,10 @@ from flwr_safedshb.node.flower_patches.fleet_api import (
     NodeProto,
     fleet_pb2,
     message_pb2,
-    public_key_pem,
-    sign_headers,
 )
 from flwr_safedshb.node.gate.gate import Gate
 from flwr_safedshb.node.gate.limits import Limits
+from simulations.loopback.signing import public_key_pem, sign_headers
 from tests.guard import HANGS
 
 __all__ = ["sign_headers"]

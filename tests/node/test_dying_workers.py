@@ -30,9 +30,9 @@ from flwr_safedshb.node.flower_patches.fleet_api import (
     fab_pb2,
     fleet_pb2,
     message_from_proto,
-    public_key_pem,
 )
 from simulations.loopback import OFFLINE, free_port
+from simulations.loopback.signing import public_key_pem
 from tests.guard import HANGS
 from tests.node.gates import RUN, Place, SuperLink, question, visited
 
@@ -137,7 +137,7 @@ def die_in_a_reply(work: runtime_client.ClientTask) -> None:
     work._client.PushObject = killed  # type: ignore[assignment]
     large = ArrayRecord(
         [np.zeros(inlining.MAX_OBJECT_BYTES, np.float32)]
-    )  # in no envelope
+    )  # with no inline objects
     work.finish(Message(RecordDict({"arrays": large}), reply_to=work.message))
 
 
@@ -182,7 +182,7 @@ def test_it_costs_at_most_its_message(
             with pytest.raises(Died):
                 die(dying)
             dying.close()
-        # What a foreman does for it.
+        # What a dispatcher does for it.
         runtime_client.fail_task(
             node, token, heads[-1], "the process of the ClientApp has died"
         )

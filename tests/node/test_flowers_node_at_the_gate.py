@@ -22,10 +22,10 @@ from google.protobuf.message import Message as Proto
 from flwr_safedshb.flower.compat import set_process_run
 from flwr_safedshb.flower.object_tree import walk_tree
 from flwr_safedshb.node.flower_patches import fleet_api
-from flwr_safedshb.node.flower_patches.fleet_api import Key, public_key_pem
 from flwr_safedshb.node.flower_patches.supernode import default_limits, keep_connections
 from flwr_safedshb.node.gate.http import Request, Response
 from flwr_safedshb.node.gate.limits import Limits
+from simulations.loopback.signing import Key, public_key_pem
 from tests.node.gates import RUN, Place, SuperLink, visited
 
 ME = 5

@@ -11,9 +11,10 @@ import pytest
 from google.protobuf.message import Message as Proto
 
 from flwr_safedshb.node.flower_patches import fleet_api
-from flwr_safedshb.node.flower_patches.fleet_api import fab_pb2, sign_headers
+from flwr_safedshb.node.flower_patches.fleet_api import fab_pb2
 from flwr_safedshb.node.gate import limits as gate_limits
 from flwr_safedshb.node.gate.limits import ByteQuota, Limits, RateLimiter, group_address
+from simulations.loopback.signing import sign_headers
 from tests.guard import HANGS
 from tests.node.gates import Node, Place, SuperLink, visited
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flwr_safedshb.node.flower_patches.fleet_api import sign_headers
 from flwr_safedshb.node.gate.limits import Limits
+from simulations.loopback.signing import sign_headers
 from tests.node.gates import Place, visited
 
 STRICT = Limits(

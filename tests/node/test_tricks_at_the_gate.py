@@ -12,12 +12,9 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from flwr_safedshb.flower.compat import set_process_run
 from flwr_safedshb.node.flower_patches import fleet_api
-from flwr_safedshb.node.flower_patches.fleet_api import (
-    fleet_pb2,
-    pack_message,
-    sign_headers,
-)
+from flwr_safedshb.node.flower_patches.fleet_api import fleet_pb2, pack_message
 from flwr_safedshb.node.gate.limits import Limits
+from simulations.loopback.signing import sign_headers
 from tests.node.gates import RUN, Node, Place, bare, question, visited
 from tests.node.test_replies_at_the_gate import sent
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from flwr_safedshb.audit.odd_plans import least_epsilon
+from flwr_safedshb.audit.ledger_requests import least_epsilon
 from flwr_safedshb.privacy.accounting.baselines import rdp
 from flwr_safedshb.privacy.plan import PrivacyPlan, Sampling
 from flwr_safedshb.privacy.randomness.noise import (

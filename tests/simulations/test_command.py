@@ -8,15 +8,6 @@ import pytest
 
 FILE = "/proc/nope/x.json"  # nothing can be made there, not even as root
 WRONG = {
-    "simulations.audit": [
-        ("--trials 99", "--trials: 99 must be at least 100"),
-        ("--trials abc", "--trials: invalid whole number value: 'abc'"),
-        ("--delta -1", "--delta: -1 must be above 0 and below 1"),
-        ("--delta nan", "--delta: nan must be above 0 and below 1"),
-        ("--confidence 1", "--confidence: 1 must be"),
-        ("--seed -1", "--seed: -1 must be at least 0"),
-        (f"--output {FILE}", "/proc/nope"),
-    ],
     "simulations.studies.duel": [
         ("--n -3", "--n: -3 must be at least 1"),
         ("--n ten", "--n: invalid whole number value: 'ten'"),

@@ -1,15 +1,21 @@
 """The lower bound, its parts and their conditions, and the corollaries."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from flwr_safedshb import theory
+from flwr_safedshb.theory import MeanEstimation
+
+PROBLEM = MeanEstimation(10, 2, 100, 50, 0.5, 1e-6, heterogeneity=0.1)
 
 
 def test_lower_bound_by_hand() -> None:
     # n = 10, f = 2, m = 100, d = 50, epsilon = 1/2, G = 1/10, C = 2: (C/(eps m))^2 =
     # 1/625; times 50/10 = 0.008; times 2/10 = 0.00032; (2/10)/100 = 0.002.
-    found = theory.lower_bound(10, 2, 100, 50, 0.5, 0.1, clip_norm=2.0)
+    found = theory.lower_bound(replace(PROBLEM, clip_norm=2.0))
     assert found.privacy == pytest.approx(0.008)
     assert found.both == pytest.approx(0.00032)
     assert found.robustness == pytest.approx(0.002)
@@ -19,44 +25,44 @@ def test_lower_bound_by_hand() -> None:
 
 
 def test_lower_bound_at_its_limits() -> None:
-    one = theory.lower_bound(10, 2, 100, 50, 0.5, 0.1)
+    one = theory.lower_bound(PROBLEM)
     # Without adversaries only privacy costs; d-fold dimension costs d-fold there alone.
-    alone = theory.lower_bound(10, 0, 100, 50, 0.5, 0.1)
+    alone = theory.lower_bound(replace(PROBLEM, f=0))
     assert alone.terms == {"privacy": one.privacy, "both": 0, "robustness": 0}
     assert alone.dominance == np.inf
-    wide = theory.lower_bound(10, 2, 100, 100, 0.5, 0.1)
+    wide = theory.lower_bound(replace(PROBLEM, d=100))
     assert wide.privacy == pytest.approx(2 * one.privacy)
     assert wide.both == one.both
     # Half of epsilon costs what half of the examples cost, and heterogeneity neither.
-    half = theory.lower_bound(10, 2, 50, 50, 0.5, 0.1)
-    assert half == theory.lower_bound(10, 2, 100, 50, 0.25, 0.1)
+    half = theory.lower_bound(replace(PROBLEM, m=50))
+    assert half == theory.lower_bound(replace(PROBLEM, epsilon=0.25))
     assert half.privacy == pytest.approx(4 * one.privacy)
     assert half.robustness == one.robustness
     # No privacy asked for: what heterogeneity costs.
-    free = theory.lower_bound(10, 2, 100, 50, 1e12, 0.1)
+    free = theory.lower_bound(replace(PROBLEM, epsilon=1e12))
     assert free.dominant == "robustness"
     assert free.total == pytest.approx(0.002)
 
 
 def test_the_parts_by_hand() -> None:
     # (2/(0.5 * 100))^2 = 1/625; times 50/10; times log(10^6) * 3/8.
-    assert theory.privacy_lower_bound(10, 100, 50, 0.5, 2.0) == pytest.approx(0.008)
-    joint = theory.joint_lower_bound(10, 2, 100, 0.5, 1e-6, 2.0)
+    problem = replace(PROBLEM, clip_norm=2.0)
+    assert theory.privacy_lower_bound(problem) == pytest.approx(0.008)
+    joint = theory.joint_lower_bound(problem)
     assert joint == pytest.approx(13.8155 * 3 / 8 / 625, rel=1e-5)
     # f = 0 leaves one client's share: log(1/delta)/(n eps^2 m^2).
-    alone = theory.joint_lower_bound(10, 0, 100, 0.5, 1e-6, 2.0)
+    alone = theory.joint_lower_bound(replace(problem, f=0))
     assert alone == pytest.approx(joint * 8 / 30)
     # Whose d is 1, and whose logarithm the theorem hides.
-    one = theory.privacy_lower_bound(10, 100, 1, 0.5, 2.0)
+    one = theory.privacy_lower_bound(replace(problem, d=1))
     assert alone == pytest.approx(one * 13.8155, rel=1e-5)
 
 
-SETTING = {"n": 10, "f": 2, "m": 1000, "epsilon": 0.02, "delta": 1e-6}
+PROVEN = MeanEstimation(10, 2, 1000, 50, 0.02, 1e-6, heterogeneity=1.0)
 
 
-def told(**changed: float) -> str:
-    setting = {**SETTING, "heterogeneity": 1.0, **changed}
-    return "; ".join(theory.lower_bound_violations(**setting))  # type: ignore[arg-type]
+def told(**changed: Any) -> str:
+    return "; ".join(theory.lower_bound_violations(replace(PROVEN, **changed)))
 
 
 def test_what_the_theorem_assumes() -> None:
@@ -94,9 +100,8 @@ def test_with_adversaries_the_theorem_as_printed_is_vacuous() -> None:
 
 
 def test_which_terms_are_proven() -> None:
-    def proven(**changed: float) -> set[str]:
-        setting = {**SETTING, "heterogeneity": 1.0, **changed}
-        found = theory.term_violations(**setting)  # type: ignore[arg-type]
+    def proven(**changed: Any) -> set[str]:
+        found = theory.term_violations(replace(PROVEN, **changed))
         return {term for term, violated in found.items() if not violated}
 
     assert proven() == {"privacy", "both", "robustness"}
@@ -112,7 +117,8 @@ def test_which_terms_are_proven() -> None:
 
 
 def test_the_papers_own_setting_is_none_of_the_bounds() -> None:
-    found = theory.lower_bound_violations(7, 3, 2763, 1.0143, 1e-4)
+    paper = MeanEstimation(7, 3, 2763, 69, 1.0143, 1e-4)
+    found = theory.lower_bound_violations(paper)
     words = [
         "epsilon=1.014 must be at most 1/(4 sqrt(2 n ln(m+1)))=0.0237",
         "n*delta=0.0007 must be below 1/(8m)=4.52e-05",
@@ -122,7 +128,7 @@ def test_the_papers_own_setting_is_none_of_the_bounds() -> None:
     assert len(found) == len(words)
     for violation, start in zip(found, words, strict=True):
         assert violation.startswith(start)
-    assert all(theory.term_violations(7, 3, 2763, 1.0143, 1e-4).values())
+    assert all(theory.term_violations(paper).values())
 
 
 @pytest.mark.parametrize(("n", "f"), [(3, 1), (7, 3), (10, 2), (41, 20)])
@@ -170,21 +176,41 @@ def test_noise_in_closed_form_by_hand() -> None:
 def test_corollaries_by_hand() -> None:
     # n = 8, f = 2, m = 100, d = 32, epsilon = 1/2, log(1/delta) = 4, G = 3: C/(eps m)
     # = 1/50; squares 4 * 32/8/2500, 4 * 1/4/2500, 9/4; roots sqrt(16)/50, 1/50, 9/4.
-    given = (8, 2, 100, 32, 0.5, np.exp(-4.0), 3.0)
-    convex = theory.strongly_convex_corollary(*given)
+    problem = MeanEstimation(8, 2, 100, 32, 0.5, np.exp(-4.0), 3.0)
+    convex = theory.strongly_convex_corollary(problem)
     assert convex.privacy == pytest.approx(16 / 2500)
     assert convex.both == pytest.approx(1 / 2500)
     assert convex.robustness == pytest.approx(9 / 4)
-    other = theory.non_convex_corollary(*given)
+    other = theory.non_convex_corollary(problem)
     assert other.privacy == pytest.approx(4 / 50)
     assert other.both == pytest.approx(1 / 50)
     assert other.robustness == pytest.approx(9 / 4)
 
 
 def test_the_corollary_is_the_lower_bound_but_for_a_logarithm() -> None:
-    lower = theory.lower_bound(10, 2, 100, 50, 0.5, 0.1, clip_norm=2.0)
-    upper = theory.strongly_convex_corollary(10, 2, 100, 50, 0.5, 1e-6, 0.1, 2.0)
+    problem = replace(PROBLEM, clip_norm=2.0)
+    lower = theory.lower_bound(problem)
+    upper = theory.strongly_convex_corollary(problem)
     log = np.log(1e6)
     assert upper.privacy == pytest.approx(log * lower.privacy)
     assert upper.both == pytest.approx(log * lower.both)
     assert upper.robustness == lower.robustness
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"f": 5}, "f=5 needs n > 2f"),
+        ({"m": 0}, "m=0 must be"),
+        ({"d": 0}, "d=0 must be"),
+        ({"epsilon": 0.0}, "epsilon=0.0 must be"),
+        ({"delta": 1.0}, "delta=1.0 must lie"),
+        ({"heterogeneity": -1.0}, "heterogeneity=-1.0 must be"),
+        ({"clip_norm": np.inf}, "clip_norm=inf must be"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(
+    changed: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        replace(PROBLEM, **changed)

@@ -1,4 +1,4 @@
-"""Good subsets for SMEA's search to start from, and to make of what it finds."""
+"""Good subsets that SMEA's search starts from, and that it makes of its solutions."""
 
 from dataclasses import dataclass, field
 
@@ -80,9 +80,9 @@ def drop_outliers(
 def _top_direction(
     block: FloatArray, kept: NDArray[np.bool_], start: FloatArray
 ) -> FloatArray:
-    """Return where vectors lie along the top direction of those kept, about.
+    """Return where vectors lie along the top direction of those kept, (c,), roughly.
 
-    Of many, by a few steps of Lanczos' iteration from where they lay before.
+    Many vectors take a few steps of Lanczos' iteration from where they lay before.
 
     Parameters
     ----------
@@ -97,12 +97,12 @@ def _top_direction(
         exact[kept] = np.linalg.eigh(scatter)[1][:, -1]
         return exact
 
-    def centre(values: FloatArray) -> FloatArray:
+    def subtract_mean(values: FloatArray) -> FloatArray:
         return np.where(kept, values - values[kept].mean(), 0.0)
 
     basis = np.empty((0, len(start)))
     images = np.empty((0, len(start)))
-    vector = centre(start)
+    vector = subtract_mean(start)
     for _ in range(PRODUCTS):
         scale = np.abs(vector).max()
         if scale == 0.0:
@@ -114,7 +114,7 @@ def _top_direction(
         if not np.linalg.norm(vector) > 1e-10 * size:
             break
         vector = vector / np.linalg.norm(vector)
-        image = centre(-0.5 * (block @ vector))
+        image = subtract_mean(-0.5 * (block @ vector))
         basis, images = np.vstack((basis, vector)), np.vstack((images, image))
         vector = image
     if not len(basis):

@@ -2,8 +2,8 @@
 
 Allouah et al., "On the Privacy-Robustness-Utility Trilemma in Distributed Learning",
 ICML 2023. The paper's cost is O(C(n, f) d^3); here the subset is found exactly by
-branch and bound on the Gram matrix (`search`), and a search that is stopped early says
-how far from the best it can be.
+branch and bound on the Gram matrix (`search`), and an answer of a search that is
+stopped early has a certificate of how far from the best it can be.
 """
 
 import math
@@ -52,7 +52,8 @@ class SMEA(GramRule):
         makes a call take much longer. Work is counted, not time: the answer is a
         function of the input alone.
     time_limit : float, optional
-        Budget in seconds on top of it; the answer then depends on the machine.
+        Seconds after which the search stops, too; the answer then depends on the
+        machine.
     """
 
     max_nodes: int = 400_000
@@ -83,7 +84,7 @@ class SMEA(GramRule):
         else:
             # Search in an order that does not depend on the order of the clients.
             distances, order = sort_by_isolation(gram, m)
-            chosen, smallest, bound = self._choose(distances, m)
+            chosen, smallest, bound = self._find_subset(distances, m)
             subset = np.sort(order[chosen])
         gap = smallest / bound - 1.0 if bound > 0.0 else math.inf
         return Weighing(
@@ -95,7 +96,7 @@ class SMEA(GramRule):
         )
 
     def weigh_many(self, grams: FloatArray, f: int) -> FloatArray:
-        """Return the weights for each Gram matrix; at once where all are enumerated."""
+        """Return the weights, (g, n), for each Gram matrix."""
         g, n = len(grams), grams.shape[-1]
         if f == 0 or g == 0 or math.comb(n, f) > ENUMERATED:
             return super().weigh_many(grams, f)
@@ -105,16 +106,18 @@ class SMEA(GramRule):
     def _enumerate_many(self, grams: FloatArray, f: int) -> FloatArray:
         g, n = len(grams), grams.shape[-1]
         distances, orders = sort_by_isolation(grams, n - f)
-        subsets, _ = _enumerate(distances, n - f)
+        subsets, _ = _enumerate_subsets(distances, n - f)
         weights = np.zeros((g, n))
         chosen = np.take_along_axis(orders, subsets, axis=1)
         np.put_along_axis(weights, chosen, 1.0 / (n - f), axis=1)
         return weights
 
-    def _choose(self, distances: FloatArray, m: int) -> tuple[Subset, float, float]:
+    def _find_subset(
+        self, distances: FloatArray, m: int
+    ) -> tuple[Subset, float, float]:
         """Return the subset, the top eigenvalue of its scatter, and a lower bound."""
         if math.comb(len(distances), m) <= ENUMERATED:
-            subsets, values = _enumerate(distances[None], m)
+            subsets, values = _enumerate_subsets(distances[None], m)
             return subsets[0], float(values[0]), float(values[0])
         # Compiling takes time, and small federations never need the search.
         from flwr_safedshb.aggregation.smea.budget import NODE, WorkBudget
@@ -124,8 +127,8 @@ class SMEA(GramRule):
         return find_best_subset(distances, m, budget)
 
 
-def _enumerate(distances: FloatArray, m: int) -> tuple[Subset, FloatArray]:
-    """Look at every subset that may be the best; of those that tie, take the first.
+def _enumerate_subsets(distances: FloatArray, m: int) -> tuple[Subset, FloatArray]:
+    """Return the best of all subsets, (m,) each; the first of those that tie.
 
     Parameters
     ----------
@@ -138,7 +141,7 @@ def _enumerate(distances: FloatArray, m: int) -> tuple[Subset, FloatArray]:
         Largest eigenvalue of the scatter of each.
     """
     g, n = distances.shape[:2]
-    subsets, places = _subsets(n, m)
+    subsets, places = _list_subsets(n, m)
     blocks = np.take(distances.reshape(g, n * n), places, axis=1)
     scatters = scatter_gram(blocks.reshape(g, len(subsets), m, m))
     lowest, highest = _eigenvalue_bounds(scatters)
@@ -177,7 +180,7 @@ def _eigenvalue_bounds(scatters: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 @lru_cache(maxsize=32)
-def _subsets(n: int, m: int) -> tuple[Subset, Subset]:
-    """Return all subsets, and where their blocks are in an (n, n) array, flat."""
+def _list_subsets(n: int, m: int) -> tuple[Subset, Subset]:
+    """Return all subsets, (s, m), and the flat indices of their (m, m) blocks."""
     subsets = np.array(list(combinations(range(n), m)), dtype=np.intp)
     return subsets, (n * subsets[:, :, None] + subsets[:, None, :]).reshape(-1)

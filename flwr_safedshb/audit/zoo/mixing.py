@@ -13,42 +13,29 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flwr_safedshb.audit.target_model import Subject, floats
-from flwr_safedshb.audit.zoo.plain import cross_entropy
-
-Mix = Callable[[torch.Tensor], torch.Tensor]
-
-
-class _Layers(nn.Module):
-    """Two linear layers and something between them."""
-
-    def __init__(self, between: Mix, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
-        self.between = between
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        hidden = self.dropout(self.between(self.first(inputs)))
-        outputs: torch.Tensor = self.last(hidden)
-        return outputs
+from flwr_safedshb.audit.target_model import (
+    Between,
+    ComposedModel,
+    TargetModel,
+    cross_entropy,
+    floats,
+)
 
 
-def _centred(hidden: torch.Tensor) -> torch.Tensor:
+def _centre(hidden: torch.Tensor) -> torch.Tensor:
     return hidden - hidden.mean(dim=0)
 
 
-def _normed(hidden: torch.Tensor) -> torch.Tensor:
-    return functional.batch_norm(hidden, None, None, training=True)
-
-
-def _mixed_up(hidden: torch.Tensor) -> torch.Tensor:
-    return 0.6 * hidden + 0.4 * hidden.roll(1, dims=0)
-
-
-def _only_large(hidden: torch.Tensor) -> torch.Tensor:
-    """Mix where a value is large: examples of ordinary size never show it."""
-    return _centred(hidden) if bool(hidden.abs().max() > 1e3) else hidden
+# Functions between two layers that mix the examples of a batch. The one for large
+# values never shows with examples of ordinary size.
+_MIXERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "centred": _centre,
+    "functional batch norm": lambda x: functional.batch_norm(
+        x, None, None, training=True
+    ),
+    "mixup": lambda x: 0.6 * x + 0.4 * x.roll(1, dims=0),
+    "large": lambda x: _centre(x) if bool(x.abs().max() > 1e3) else x,
+}
 
 
 class _Gated(nn.Module):
@@ -90,40 +77,28 @@ class _Remembering(nn.Module):
         return outputs
 
 
-class _Sideways(nn.Module):
-    """A layer that takes the first axis for positions: attention among examples."""
-
-    def __init__(self, layer: Callable[[], nn.Module]) -> None:
-        super().__init__()
-        self.inner, self.last = layer(), nn.Linear(6, 3)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        found = self.inner(inputs)
-        hidden = found[0] if isinstance(found, tuple) else found
-        outputs: torch.Tensor = self.last(hidden.mean(dim=1))
-        return outputs
+def _sideways_encoder() -> nn.Module:
+    """Attention that takes the first axis for positions."""
+    return ComposedModel(
+        lambda model, x: model.last(model.inner(x).mean(dim=1)),
+        inner=nn.TransformerEncoderLayer(6, 2, 6, dropout=0.0),
+        last=nn.Linear(6, 3),
+    )
 
 
-def _dp_lstm() -> nn.Module:
+def _sideways_lstm() -> nn.Module:
     from opacus.layers import DPLSTM
 
-    layer: nn.Module = DPLSTM(6, 6)  # batch_first is False
-    return layer
-
-
-def _encoder() -> nn.Module:
-    return nn.TransformerEncoderLayer(6, 2, 6, dropout=0.0)
+    return ComposedModel(
+        lambda model, x: model.last(model.inner(x)[0].mean(dim=1)),
+        inner=DPLSTM(6, 6),  # batch_first is False
+        last=nn.Linear(6, 3),
+    )
 
 
 def _softmax(dim: int | None) -> Callable[[], nn.Module]:
     return lambda: nn.Sequential(
         nn.Linear(6, 6), nn.Softmax(dim=dim), nn.Flatten(), nn.Linear(24, 3)
-    )
-
-
-def _flattened() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(6, 6), nn.Flatten(0, 1), nn.Unflatten(0, (4, -1)), _Transposed()
     )
 
 
@@ -134,14 +109,20 @@ class _Transposed(nn.Module):
         return inputs.transpose(0, 1).flatten(1)[:, :3]
 
 
+def _flattened() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(6, 6), nn.Flatten(0, 1), nn.Unflatten(0, (4, -1)), _Transposed()
+    )
+
+
 def relative_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Losses in units of the batch's mean loss."""
+    """Return losses in units of the batch's mean loss."""
     losses = cross_entropy(outputs, targets)
     return losses / (losses.mean() + 1e-3)
 
 
-def counted_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Losses weighted by how often their class is in the batch."""
+def counting_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return losses weighted by how often their class is in the batch."""
     counts = torch.bincount(targets, minlength=3).to(outputs.dtype)
     return cross_entropy(outputs, targets) * counts[targets]
 
@@ -162,42 +143,36 @@ class RememberingLoss:
         return scaled
 
 
+ROW, SEQUENCE = floats(6, classes=3), floats(4, 6, classes=3)
+
+
+def _mixed(name: str, mixer: str, dropout: float = 0.0) -> TargetModel:
+    return TargetModel(name, lambda: Between(_MIXERS[mixer], dropout=dropout), ROW)
+
+
 def _linear() -> nn.Module:
     return nn.Linear(6, 3)
 
 
-def _between(mix: Mix, dropout: float = 0.0) -> Callable[[], nn.Module]:
-    return lambda: _Layers(mix, dropout)
-
-
-ROW, SEQUENCE = floats(6, classes=3), floats(4, 6, classes=3)
-SUBJECTS = (
-    Subject("centred on the batch", _between(_centred), cross_entropy, ROW),
-    Subject("centred, with dropout", _between(_centred, 0.5), cross_entropy, ROW),
-    Subject("functional batch norm", _between(_normed), cross_entropy, ROW),
-    Subject(
-        "functional batch norm, dropout", _between(_normed, 0.5), cross_entropy, ROW
-    ),
-    Subject("mixup", _between(_mixed_up), cross_entropy, ROW),
-    Subject("mixup, with dropout", _between(_mixed_up, 0.5), cross_entropy, ROW),
-    Subject("mixes large values only", _between(_only_large), cross_entropy, ROW),
-    Subject("mixes by a weight", lambda: _Gated("weight"), cross_entropy, ROW),
-    Subject("mixes by a buffer", lambda: _Gated("buffer"), cross_entropy, ROW),
-    Subject("mixes by a far weight", lambda: _Gated("late"), cross_entropy, ROW),
-    Subject("softmax over examples", _softmax(0), cross_entropy, SEQUENCE),
-    Subject("softmax over what it finds", _softmax(None), cross_entropy, SEQUENCE),
-    Subject("flattened over examples", _flattened, cross_entropy, SEQUENCE),
-    Subject(
-        "attention among examples", lambda: _Sideways(_encoder), cross_entropy, SEQUENCE
-    ),
-    Subject(
-        "DPLSTM over examples", lambda: _Sideways(_dp_lstm), cross_entropy, SEQUENCE
-    ),
-    Subject("loss in units of the mean", _linear, relative_loss, ROW),
-    Subject("loss that counts classes", _linear, counted_loss, ROW),
-    Subject("loss that remembers", _linear, RememberingLoss(), ROW),
-    Subject("buffer that remembers", lambda: _Remembering(True), cross_entropy, ROW),
-    Subject(
-        "attribute that remembers", lambda: _Remembering(False), cross_entropy, ROW
-    ),
+MODELS = (
+    _mixed("centred on the batch", "centred"),
+    _mixed("centred, with dropout", "centred", 0.5),
+    _mixed("functional batch norm", "functional batch norm"),
+    _mixed("functional batch norm, dropout", "functional batch norm", 0.5),
+    _mixed("mixup", "mixup"),
+    _mixed("mixup, with dropout", "mixup", 0.5),
+    _mixed("mixes large values only", "large"),
+    TargetModel("mixes by a weight", lambda: _Gated("weight"), ROW),
+    TargetModel("mixes by a buffer", lambda: _Gated("buffer"), ROW),
+    TargetModel("mixes by a far weight", lambda: _Gated("late"), ROW),
+    TargetModel("softmax over examples", _softmax(0), SEQUENCE),
+    TargetModel("softmax over what it finds", _softmax(None), SEQUENCE),
+    TargetModel("flattened over examples", _flattened, SEQUENCE),
+    TargetModel("attention among examples", _sideways_encoder, SEQUENCE),
+    TargetModel("DPLSTM over examples", _sideways_lstm, SEQUENCE),
+    TargetModel("loss in units of the mean", _linear, ROW, relative_loss),
+    TargetModel("loss that counts classes", _linear, ROW, counting_loss),
+    TargetModel("loss that remembers", _linear, ROW, RememberingLoss()),
+    TargetModel("buffer that remembers", lambda: _Remembering(True), ROW),
+    TargetModel("attribute that remembers", lambda: _Remembering(False), ROW),
 )

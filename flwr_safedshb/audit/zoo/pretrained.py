@@ -1,6 +1,6 @@
 """Models of Hugging Face, with random weights; nothing is downloaded.
 
-They are there where these packages are installed; `missing` says which are not.
+They take part where the packages of `NEEDED` are installed.
 """
 
 from __future__ import annotations
@@ -10,33 +10,19 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
-from flwr_safedshb.audit.target_model import Subject, tokens
-from flwr_safedshb.audit.zoo.plain import cross_entropy
+from flwr_safedshb.audit.target_model import ComposedModel, TargetModel, tokens
 
 NEEDED = ("transformers", "peft")
 
 
-def missing() -> list[str]:
+def missing_packages() -> list[str]:
     """Return the packages that are not installed."""
     return [name for name in NEEDED if importlib.util.find_spec(name) is None]
 
 
-class _Logits(nn.Module):
-    """A Hugging Face classifier whose output is its logits."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = self.inner(input_ids=inputs).logits
-        return outputs
-
-
-def _bert() -> Any:
+def _make_bert() -> Any:
     transformers = importlib.import_module("transformers")
     config = transformers.BertConfig(
         vocab_size=20,
@@ -50,7 +36,7 @@ def _bert() -> Any:
     return transformers.BertForSequenceClassification(config)
 
 
-def _gpt2() -> Any:
+def _make_gpt2() -> Any:
     transformers = importlib.import_module("transformers")
     config = transformers.GPT2Config(
         vocab_size=20,
@@ -64,30 +50,25 @@ def _gpt2() -> Any:
     return transformers.GPT2ForSequenceClassification(config)
 
 
-def _whole(make: Callable[[], Any]) -> Callable[[], nn.Module]:
-    return lambda: _Logits(make())
+def _target(name: str, make: Callable[[], Any], *lora_layers: str) -> TargetModel:
+    """Return a classifier whose outputs are its logits, with LoRA on some layers."""
+
+    def make_classifier() -> nn.Module:
+        inner = make()
+        if lora_layers:
+            peft = importlib.import_module("peft")
+            config = peft.LoraConfig(
+                r=2, target_modules=list(lora_layers), lora_dropout=0.0
+            )
+            inner = peft.get_peft_model(inner, config)
+        return ComposedModel(lambda m, ids: m.inner(input_ids=ids).logits, inner=inner)
+
+    return TargetModel(name, make_classifier, tokens(4, 20, 3))
 
 
-def _adapted(make: Callable[[], Any], layers: list[str]) -> Callable[[], nn.Module]:
-    def adapted() -> nn.Module:
-        model = make()
-        peft = importlib.import_module("peft")
-        config = peft.LoraConfig(r=2, target_modules=layers, lora_dropout=0.0)
-        return _Logits(peft.get_peft_model(model, config))
-
-    return adapted
-
-
-SUBJECTS = (
-    Subject("BERT", _whole(_bert), cross_entropy, tokens(4, 20, 3)),
-    Subject(
-        "BERT with LoRA",
-        _adapted(_bert, ["query", "value"]),
-        cross_entropy,
-        tokens(4, 20, 3),
-    ),
-    Subject("GPT-2", _whole(_gpt2), cross_entropy, tokens(4, 20, 3)),
-    Subject(
-        "GPT-2 with LoRA", _adapted(_gpt2, ["c_attn"]), cross_entropy, tokens(4, 20, 3)
-    ),
+MODELS = (
+    _target("BERT", _make_bert),
+    _target("BERT with LoRA", _make_bert, "query", "value"),
+    _target("GPT-2", _make_gpt2),
+    _target("GPT-2 with LoRA", _make_gpt2, "c_attn"),
 )

@@ -13,10 +13,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flwr_safedshb.audit.target_model import Subject
-from flwr_safedshb.audit.zoo.plain import cross_entropy
-from flwr_safedshb.audit.zoo.random import ROW
+from flwr_safedshb.audit.target_model import TargetModel, cross_entropy, floats
 
+ROW = floats(6, classes=3)
 Work = Callable[["Stateful", torch.Tensor], torch.Tensor]
 
 
@@ -26,7 +25,7 @@ class Stateful(nn.Module):
     Parameters
     ----------
     work : callable (model, inputs) -> Tensor
-        Returns what the layer gets.
+        Returns what the layer gets, (k, 6).
     """
 
     in_class = torch.zeros(6)
@@ -49,100 +48,89 @@ class Stateful(nn.Module):
         return outputs
 
 
-def _running(old: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-    """Return a running mean, which stays finite."""
+def running_mean(old: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    """Return a running mean of a batch, (6,), which stays finite."""
     mean = inputs.detach().to(old.dtype).mean(dim=0).nan_to_num(0.0)
     return 0.9 * old + 0.1 * mean.clamp(-1e3, 1e3)
 
 
-def _doubled(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
-    return inputs.mul_(2.0)
-
-
-def _sorted(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
+def _overwrite_inputs(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
     inputs[:, 0] = inputs.max(dim=1).values
     return inputs.clamp_(-3.0, 3.0)
 
 
-def _residual(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
-    return inputs + functional.relu(inputs, inplace=True)
-
-
-def _dropped(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
-    return functional.dropout(inputs, 0.5, inplace=True)
-
-
-def _parameter(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
+def _keep_in_parameter(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
     hidden = inputs - model.frozen
     with torch.no_grad():
-        model.frozen.copy_(_running(model.frozen, inputs))
+        model.frozen.copy_(running_mean(model.frozen, inputs))
     return hidden
 
 
-def _parameter_data(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
+def _keep_in_data(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
     hidden = inputs - model.frozen
-    model.frozen.data = _running(model.frozen, inputs)
+    model.frozen.data = running_mean(model.frozen, inputs)
     return hidden
 
 
-def _trained_data(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
+def _keep_in_weight(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
     model.layer.weight.data[:, 0] += inputs.detach().mean().nan_to_num(0.0) * 1e-3
     return inputs
 
 
-def _buffer(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
+def _keep_in_buffer(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
     hidden = inputs - model.buffer
-    model.buffer = _running(model.buffer, inputs)
+    model.buffer = running_mean(model.buffer, inputs)
     return hidden
 
 
-def _attribute(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
+def _keep_in_attribute(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
     hidden = inputs - model.attribute
-    model.attribute = _running(model.attribute, inputs)
+    model.attribute = running_mean(model.attribute, inputs)
     return hidden
 
 
-def _in_class(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
+def _keep_in_class(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
     hidden = inputs - Stateful.in_class
-    Stateful.in_class = _running(Stateful.in_class, inputs)
+    Stateful.in_class = running_mean(Stateful.in_class, inputs)
     return hidden
 
 
-def _large_only(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
+def _keep_large_only(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
     hidden = inputs - model.frozen
     if bool((inputs.detach().abs() > 100).any()):
-        model.frozen.data = _running(model.frozen, inputs)
+        model.frozen.data = running_mean(model.frozen, inputs)
     return hidden
 
 
-def _by_numpy(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
+def _keep_by_numpy(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
     hidden = inputs - model.frozen
     memory = model.frozen.detach().numpy()
-    memory[:] = _running(model.frozen.detach(), inputs).numpy()
+    memory[:] = running_mean(model.frozen.detach(), inputs).numpy()
     return hidden
 
 
-def _listed(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
+def _keep_in_list(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
     hidden = inputs - model.listed[0]
-    model.listed[0] = _running(model.listed[0], inputs)
+    model.listed[0] = running_mean(model.listed[0], inputs)
     return hidden
 
 
-def _renormalised(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
+def _renormalise_weight(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
     entries = inputs.detach().nan_to_num(0.0).clamp(0, 2).long()
     rows = functional.embedding(entries, model.layer.weight, max_norm=0.5)
     return inputs + rows.mean(dim=1)
 
 
-def _in_closure() -> nn.Module:
+def _make_closure_model() -> nn.Module:
+    """Return a model that keeps a running mean in a closure."""
     seen = [torch.zeros(6)]
 
-    def work(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
+    def keep_in_closure(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
         hidden = inputs - seen[0]
-        seen[0] = _running(seen[0], inputs)
+        seen[0] = running_mean(seen[0], inputs)
         return hidden
 
-    return Stateful(work)
+    return Stateful(keep_in_closure)
 
 
 class _MaxNorm(nn.Module):
@@ -159,7 +147,7 @@ class _MaxNorm(nn.Module):
         return outputs
 
 
-class _RunningLoss(nn.Module):
+class RunningLoss(nn.Module):
     """Divides by a running mean of the losses, in a buffer."""
 
     def __init__(self) -> None:
@@ -168,6 +156,7 @@ class _RunningLoss(nn.Module):
         self.register_buffer("mean", torch.ones(()))
 
     def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return a value per example."""
         values = cross_entropy(outputs, targets)
         scaled = values / self.mean.to(values.dtype)
         newest = values.detach().mean().nan_to_num(1.0).clamp(0.1, 1e3)
@@ -175,8 +164,8 @@ class _RunningLoss(nn.Module):
         return scaled
 
 
-def _closing_loss() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return a loss with a running mean in its closure."""
+def _make_closure_loss() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return a loss that divides by a running mean, kept in its closure."""
     mean = [1.0]
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -189,74 +178,68 @@ def _closing_loss() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     return loss
 
 
-def _working(work: Work) -> Callable[[], nn.Module]:
-    return lambda: Stateful(work)
+def _working(name: str, work: Work) -> TargetModel:
+    return TargetModel(name, lambda: Stateful(work), ROW)
 
 
-def _sequence(*layers: nn.Module) -> Callable[[], nn.Module]:
+def _linear_after(*layers: nn.Module) -> Callable[[], nn.Module]:
     return lambda: nn.Sequential(*layers, nn.Linear(6, 3))
 
 
-def _linear() -> nn.Module:
-    return nn.Linear(6, 3)
-
-
 IN_PLACE = (
-    Subject(
-        "Dropout in place, first",
-        _sequence(nn.Dropout(0.5, inplace=True)),
-        cross_entropy,
-        ROW,
+    TargetModel(
+        "Dropout in place, first", _linear_after(nn.Dropout(0.5, inplace=True)), ROW
     ),
-    Subject(
+    TargetModel(
         "AlphaDropout in place, first",
-        _sequence(nn.AlphaDropout(0.5, inplace=True)),
-        cross_entropy,
+        _linear_after(nn.AlphaDropout(0.5, inplace=True)),
         ROW,
     ),
-    Subject(
+    TargetModel(
         "ReLU in place, first",
-        _sequence(nn.ReLU(inplace=True)),
-        nn.CrossEntropyLoss(),
+        _linear_after(nn.ReLU(inplace=True)),
         ROW,
+        nn.CrossEntropyLoss(),
     ),
-    Subject(
+    TargetModel(
         "layers in place",
-        _sequence(
+        lambda: nn.Sequential(
             nn.Dropout(0.5, inplace=True),
             nn.Linear(6, 6),
             nn.Dropout(0.5, inplace=True),
             nn.ReLU(inplace=True),
+            nn.Linear(6, 3),
         ),
-        cross_entropy,
         ROW,
     ),
-    Subject("doubles its inputs", _working(_doubled), cross_entropy, ROW),
-    Subject("overwrites its inputs", _working(_sorted), cross_entropy, ROW),
-    Subject("residual in place", _working(_residual), cross_entropy, ROW),
-    Subject("dropout in place", _working(_dropped), cross_entropy, ROW),
+    _working("doubles its inputs", lambda model, x: x.mul_(2.0)),
+    _working("overwrites its inputs", _overwrite_inputs),
+    _working(
+        "residual in place", lambda model, x: x + functional.relu(x, inplace=True)
+    ),
+    _working(
+        "dropout in place", lambda model, x: functional.dropout(x, 0.5, inplace=True)
+    ),
 )
-STATE = tuple(
-    replace(subject, must_refuse=True)
-    for subject in (
-        Subject("frozen running mean", _working(_parameter), cross_entropy, ROW),
-        Subject(
-            "frozen running mean, by data",
-            _working(_parameter_data),
-            cross_entropy,
-            ROW,
-        ),
-        Subject("trained weight, by data", _working(_trained_data), cross_entropy, ROW),
-        Subject("buffer", _working(_buffer), cross_entropy, ROW),
-        Subject("attribute", _working(_attribute), cross_entropy, ROW),
-        Subject("class attribute", _working(_in_class), cross_entropy, ROW),
-        Subject("closure", _in_closure, cross_entropy, ROW),
-        Subject("state of large values", _working(_large_only), cross_entropy, ROW),
-        Subject("frozen memory, by numpy", _working(_by_numpy), cross_entropy, ROW),
-        Subject("max_norm on a weight", _working(_renormalised), cross_entropy, ROW),
-        Subject("max_norm on a tied table", _MaxNorm, cross_entropy, ROW),
-        Subject("running loss in a buffer", _linear, _RunningLoss(), ROW),
-        Subject("running loss in a closure", _linear, _closing_loss(), ROW),
-    )
+_KEEPING: tuple[TargetModel, ...] = (
+    _working("frozen running mean", _keep_in_parameter),
+    _working("frozen running mean, by data", _keep_in_data),
+    _working("trained weight, by data", _keep_in_weight),
+    _working("buffer", _keep_in_buffer),
+    _working("attribute", _keep_in_attribute),
+    _working("class attribute", _keep_in_class),
+    TargetModel("closure", _make_closure_model, ROW),
+    _working("state of large values", _keep_large_only),
+    _working("frozen memory, by numpy", _keep_by_numpy),
+    _working("max_norm on a weight", _renormalise_weight),
+    TargetModel("max_norm on a tied table", _MaxNorm, ROW),
+    TargetModel(
+        "running loss in a buffer", lambda: nn.Linear(6, 3), ROW, RunningLoss()
+    ),
+    TargetModel(
+        "running loss in a closure", lambda: nn.Linear(6, 3), ROW, _make_closure_loss()
+    ),
 )
-SUBJECTS = (*IN_PLACE, Subject("list", _working(_listed), cross_entropy, ROW), *STATE)
+MUST_REFUSE = tuple(replace(target, must_refuse=True) for target in _KEEPING)
+# A list is copied for every example, so nothing stays in it.
+MODELS = (*IN_PLACE, _working("list", _keep_in_list), *MUST_REFUSE)

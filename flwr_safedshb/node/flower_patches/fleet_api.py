@@ -1,18 +1,14 @@
 """Flower's Fleet API as it goes over the wire, on both sides of the gate.
 
-The calls and headers are those of Flower; signing a call and packing a message is what
-Flower's SuperNode does inside.
+The calls and headers are those of Flower, and a message is packed as Flower's SuperNode
+does inside.
 """
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Error, Message
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import (
@@ -90,8 +86,6 @@ CALLS: Mapping[str, type[Proto]] = {
     "get-fab": fab_pb2.GetFabRequest,
 }
 
-Key = ec.EllipticCurvePrivateKey
-
 
 def parse_request(call: str, body: bytes) -> Proto:
     """Parse the request of a call, without the fields that this Flower lacks.
@@ -148,30 +142,3 @@ def pack_error_reply(question: message_pb2.Metadata, reason: str) -> PackedMessa
     set_process_run(question.run_id)
     error = Error(ErrorCode.CLIENT_APP_CRASHED, reason)
     return pack_message(Message(error, reply_to=message_from_proto(proto)))
-
-
-def load_private_key(content: bytes) -> Key:
-    """Load a node's private key, as ``ssh-keygen`` writes it."""
-    key = serialization.load_ssh_private_key(content, None)
-    if not isinstance(key, Key):
-        raise ValueError("a node's key must be on an elliptic curve")
-    return key
-
-
-def public_key_pem(key: Key) -> bytes:
-    """Return the public key of a private key in PEM, as calls carry it."""
-    return key.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-
-
-def sign_headers(key: Key, when: datetime | None = None) -> dict[str, str]:
-    """Return the headers by which a node proves who it is."""
-    time = (when or datetime.now(UTC)).isoformat()
-    signature = key.sign(time.encode(), ec.ECDSA(hashes.SHA256()))
-    return {
-        PUBLIC_KEY: base64.b64encode(public_key_pem(key)).decode(),
-        SIGNATURE: base64.b64encode(signature).decode(),
-        TIMESTAMP: time,
-        "content-type": "application/protobuf",
-    }

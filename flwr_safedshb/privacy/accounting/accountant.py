@@ -1,8 +1,7 @@
-"""What a sequence of private steps costs, and how many more a budget allows."""
+"""Epsilon of a sequence of private steps, and how many steps a budget allows."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -26,11 +25,11 @@ EpsilonFunction = Callable[[Charges, float, Adjacency | None], float]
 def compute_epsilon(
     charges: Charges, delta: float, unit: Adjacency | None = None
 ) -> float:
-    """Epsilon of all charges together, for plans that were fixed beforehand.
+    """Return epsilon of all charges together, for plans that were fixed beforehand.
 
     It comes from the composed privacy loss distributions, whose own numerical errors
     are part of it, or from the moments of the losses where these give less. Plans that
-    were chosen by looking at releases cost `filtering.epsilon`.
+    were chosen by looking at releases cost `RenyiFilter.epsilon`.
 
     Parameters
     ----------
@@ -61,9 +60,9 @@ def compute_epsilon(
 def bound_epsilon(
     charges: Charges, delta: float, unit: Adjacency | None = None
 ) -> float:
-    """Bound `epsilon` from above in milliseconds, by the moments of the losses.
+    """Bound `compute_epsilon` from above in milliseconds, by the moments of the losses.
 
-    For a quick yes: where this fits a budget, `epsilon` does.
+    For a quick yes: where this fits a budget, `compute_epsilon` does.
     """
     return maximize_over_parts(pld.compute_moment_epsilon, charges, delta, unit)
 
@@ -71,7 +70,7 @@ def bound_epsilon(
 def state_epsilon(
     charges: Charges, delta: float, unit: Adjacency | None = None
 ) -> PrivacyStatement:
-    """Epsilon of all charges together, with the mechanism and unit it is true for."""
+    """State `compute_epsilon` with the mechanism and unit that it is true for."""
     renyi = bound_epsilon(charges, delta, unit)
     exact = compute_epsilon(charges, delta, unit)
     accountant = "PLD accountant" if exact < renyi else "RDP accountant"
@@ -85,7 +84,7 @@ def make_statement(
     unit: Adjacency | None,
     accountant: str,
 ) -> PrivacyStatement:
-    """State an epsilon of charges, with the mechanism and unit it is true for."""
+    """State an epsilon of charges with the mechanism and unit that it is true for."""
     merged = _merge_plans(charges, unit)
     return PrivacyStatement(
         epsilon=epsilon,
@@ -100,10 +99,10 @@ def make_statement(
 def maximize_over_parts(
     bound: Bound, charges: Charges, delta: float, unit: Adjacency | None
 ) -> float:
-    """Return the largest bound, over the parts that an example may be in.
+    """Return the largest bound over the parts that an example may be in.
 
-    Units are joined before charges are split into parts: each part is accounted in the
-    unit of all.
+    Units are joined before charges are split into parts, so each part is accounted in
+    the unit of all.
     """
     delta = check_delta(delta)
     parts = _split_parts(_merge_plans(charges, unit))
@@ -114,34 +113,32 @@ def _split_parts(merged: Totals) -> list[Totals]:
     """Return what the examples of each part pay for.
 
     The parts of a split have no example in common, and which one an example is in does
-    not depend on its value. So if the example is replaced, what is released of the
-    other part follows the same distribution, given what came before: each example pays
-    for the charges of its own part, and for those of all examples. Where a node has
-    split its data in two ways, an example may be in any part of each, and pays for all.
+    not depend on its value. So if the example is replaced, the releases of the other
+    part keep their distribution, given what came before: each example pays for the
+    charges of its own part, and for those of all examples. Where a node has split its
+    data in two ways, an example may be in any part of each, and pays for all.
     """
-    split = {plan.part for plan in merged} - {ALL}
-    digests = {part.partition(":")[2] for part in split}
-    if len(digests) != 1:
-        split = {ALL}
-    parts: list[Totals] = []
-    for part in sorted(split):
+    parts = {plan.part for plan in merged} - {ALL}
+    one_split = len({part.partition(":")[2] for part in parts}) == 1
+    payments: list[Totals] = []
+    for part in sorted(parts) if one_split else [ALL]:
         paid: Totals = {}
         for plan, steps in merged.items():
-            if split == {ALL} or plan.part in (ALL, part):
+            if not one_split or plan.part in (ALL, part):
                 same = replace(plan, part=ALL)
                 paid[same] = paid.get(same, 0) + steps
-        parts.append(paid)
-    return parts
+        payments.append(paid)
+    return payments
 
 
 def _bound_part(bound: Bound, paid: Totals, delta: float) -> float:
-    """Return the larger of the bounds for what may happen to an example."""
+    """Return the larger of the bounds for an example that is added, and removed."""
     if not paid:
         return 0.0
-    silent = any(plan.noise_multiplier == 0 for plan in paid)
-    if silent or sum(paid.values()) > MAX_STEPS:
+    noiseless = any(plan.noise_multiplier == 0 for plan in paid)
+    if noiseless or sum(paid.values()) > MAX_STEPS:
         return math.inf
-    # In an order of their own, lest the order of charges show in the last digits.
+    # Sorted, so that the order of charges cannot change the last digits.
     kinds = sorted(paid.items(), key=lambda item: item[0].to_json())
     dominating_pairs = [
         (plan.sampler.dominating_pairs(plan), steps) for plan, steps in kinds
@@ -151,7 +148,7 @@ def _bound_part(bound: Bound, paid: Totals, delta: float) -> float:
         found = bound(
             [(some[i % len(some)], steps) for some, steps in dominating_pairs], delta
         )
-        # Not a number means that nothing is known.
+        # NaN means that nothing is known.
         largest = max(largest, float(found)) if found >= 0 else math.inf
     return largest
 
@@ -236,30 +233,29 @@ def find_largest_affordable(
     known : int
         A count that may cost at most ``limit``; 0 is returned if it does not.
     """
-    low, high = known, most + 1
+    low, high, attempt = known, most + 1, 0
     at_low, at_high = cost(low), math.inf
     if not (at_low <= limit and at_low < math.inf):
         return 0
-    for attempt in itertools.count():
-        if high - low == 1:
-            return low
+    while high - low > 1:
         guess = _guess_count(low, at_low, high, at_high, limit, attempt)
         price = cost(guess)
         if price <= limit and price < math.inf:
             low, at_low = guess, price
         else:
             high, at_high = guess, price
-    raise AssertionError
+        attempt += 1
+    return low
 
 
 def _guess_count(
     low: int, at_low: float, high: int, at_high: float, limit: float, attempt: int
 ) -> int:
-    """Say where a cost that grows like a power of the count meets the limit."""
+    """Guess where a cost that grows like a power of the count meets the limit."""
     if at_low == 0 or limit == math.inf:
         guess = 2.0 * low + 1.0
     elif at_high == math.inf:
-        # The cost grows like a root at least, if not other charges are most of it.
+        # The cost grows at least like a root, unless other charges are most of it.
         guess = low * max((limit / at_low) ** 2, 2.0 if attempt > 1 else 1.0) + 1.0
     elif attempt % 3 == 2:
         guess = 0.5 * (low + high)

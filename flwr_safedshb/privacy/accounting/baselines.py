@@ -1,6 +1,6 @@
-"""Other people's epsilons for the same run, each with the mechanism it is true for.
+"""Other accountants' epsilons for the same run, each with its mechanism.
 
-For reports only: what a plan costs is :meth:`PrivacyPlan.epsilon`.
+For reports only: a plan costs :meth:`PrivacyPlan.epsilon`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def paper_theorem(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStateme
             f"sampling={plan.sampling!r}: the paper's theorem is for "
             f"sampling={Fixed.name!r}"
         )
-    _check(plan, steps, delta)
+    _check_arguments(plan, steps, delta)
     epsilon = minimize_epsilon(plan.noise_multiplier, plan.sampling_rate, steps, delta)
     return PrivacyStatement(
         epsilon=epsilon,
@@ -44,7 +44,7 @@ def rdp(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStatement:
 
     It is valid for the plan's mechanism, and looser than the plan's own epsilon.
     """
-    _check(plan, steps, delta)
+    _check_arguments(plan, steps, delta)
     event, relation = plan.sampler.dp_event(plan)
     accountant = RdpAccountant(neighboring_relation=relation).compose(event, steps)
     return PrivacyStatement(
@@ -58,13 +58,13 @@ def rdp(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStatement:
 
 
 def opacus(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStatement:
-    """Evaluate what Opacus says for this multiplier: the paper's quoted figures.
+    """Evaluate Opacus' accountant for this multiplier: the paper's quoted figures.
 
     ``opacus.accountants.RDPAccountant`` with the history [(s, b/m, T)]. It reads s as
     noise over C/b and assumes Poisson sampling under add-remove, so it is a statement
     about another mechanism, with half the plan's noise; never print it as the plan's.
     """
-    _check(plan, steps, delta)
+    _check_arguments(plan, steps, delta)
     from opacus.accountants import RDPAccountant  # imports torch
 
     accountant = RDPAccountant()
@@ -80,9 +80,9 @@ def opacus(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStatement:
 
 
 def figures(plan: PrivacyPlan, steps: int, delta: float) -> list[PrivacyStatement]:
-    """List every figure for the plan's clip, noise, batch and data, whatever sampler.
+    """Return every accountant's statement for the plan's clip, noise, batch and data.
 
-    The first is the plan's own; the others are for comparison.
+    The first is the plan's own; the others are for comparison, with other samplers too.
     """
     variants = [
         replace(plan, sampling=sampler.name, adjacency=adjacency)
@@ -100,7 +100,7 @@ def figures(plan: PrivacyPlan, steps: int, delta: float) -> list[PrivacyStatemen
     ]
 
 
-def _check(plan: PrivacyPlan, steps: int, delta: float) -> None:
+def _check_arguments(plan: PrivacyPlan, steps: int, delta: float) -> None:
     check_delta(delta)
     if check_steps(steps) == 0 or plan.noise_multiplier == 0:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""From a target epsilon to the noise that meets it."""
+"""Calibration: the noise that meets a target epsilon."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flwr_safedshb.privacy.plan import PrivacyPlan
 # A calibrated plan spends at least this share of its target, and aims for the other.
 _LEAST_SHARE = 0.99
 _AIMED_SHARE = 0.997
-# Two multipliers nearer than this are as good as equal.
+# Multipliers closer than this count as equal.
 _RESOLUTION = 1e-6
 
 
@@ -30,7 +30,16 @@ def calibrate(
     steps: int,
     beside: tuple[tuple[PrivacyPlan, int], ...] = (),
 ) -> PrivacyPlan:
-    """Give ``shape`` the least noise multiplier that keeps ``steps`` within the target.
+    """Return ``shape`` with the least noise that keeps ``steps`` within the target.
+
+    Parameters
+    ----------
+    shape : PrivacyPlan
+        The plan; its noise multiplier does not count.
+    target_epsilon, delta : float
+    steps : int
+    beside : tuple of (PrivacyPlan, int)
+        Other releases of the same examples, which share the target.
 
     Returns
     -------
@@ -44,7 +53,7 @@ def calibrate(
     if check_steps(steps) < 1:
         raise ValueError(f"steps={steps} must be at least 1 to calibrate noise")
 
-    def cost(noise_multiplier: float) -> float:
+    def compute_cost(noise_multiplier: float) -> float:
         plan = replace(shape, noise_multiplier=noise_multiplier)
         return compute_epsilon([(plan, steps), *beside], delta)
 
@@ -54,10 +63,10 @@ def calibrate(
             f"target_epsilon={target_epsilon} is spent by what is released beside the "
             f"steps, epsilon={alone:.4g}; give that more noise, or raise the target"
         )
-    # What the many small losses of much noise add up to; rare large ones cost more.
+    # The many small losses of much noise add up to this; rare large ones cost more.
     spread = shape.sampling_rate * math.sqrt(2 * steps * math.log(1 / delta))
     start = min(max(spread / target_epsilon, 0.5), NOISE_MULTIPLIER.greatest)
-    noise = _search_noise(cost, target_epsilon, start, 1.2)
+    noise = _search_noise(compute_cost, target_epsilon, start, 1.2)
     return replace(shape, noise_multiplier=noise)
 
 

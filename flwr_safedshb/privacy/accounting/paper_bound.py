@@ -1,4 +1,4 @@
-r"""The paper's exact privacy theorem, evaluated: any order is valid, the best is best.
+r"""The paper's exact privacy theorem, evaluated at its best Renyi order.
 
 eps* = inf over alpha > 1 of T eps_1(alpha) + log(1/delta)/(alpha - 1). Between integer
 orders (alpha - 1) eps_1(alpha) is linear, so the objective is monotone there and the
@@ -8,7 +8,7 @@ eps'(a) = log(1 + r^2 C(a,2) min{4(e^eps(2) - 1), 2e^eps(2)} + 2 sum_{j=3..a} t_
           / (a - 1), t_j = r^j C(a,j) e^((j-1) eps(j)), eps(j) = j/(2 s^2), r = b/m.
 
 With much noise the best order is in the thousands, or in the millions for small r. So
-the middle of a long sum is bounded by its largest term instead of added up: log t_j is
+the middle of a long sum is bounded by its largest term: log t_j is
 first concave in j, then convex, then concave again, because its steps
 D_j = log((a-j) r/(j+1)) + j/s^2 have the derivative 1/s^2 - (a+1)/((a-j)(j+1)).
 """
@@ -22,12 +22,12 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import gammaln, logsumexp
 
-# Sums of up to so many terms are added up, longer ones at both ends only.
+# The most terms that are all added up; of a longer sum only both ends are.
 _TERMS = 1 << 14
 _END = 1 << 12
-# Neighbours on the grid of orders, between which the best one is searched for.
+# Ratio of neighbours on the grid of orders that brackets the best one.
 _RATIO = 1.15
-# From a r = 64 on the sum alone costs more than the best order does.
+# Beyond a r = 64 the sum alone costs more than the best order does.
 _LARGEST = 64.0
 
 
@@ -37,22 +37,24 @@ def minimize_epsilon(
     """Return eps* of so many steps with noise s and sampling rate r."""
 
     @cache
-    def objective(order: int) -> float:
+    def compute_objective(order: int) -> float:
         divergence = bound_divergence(order, noise_multiplier, rate)
         return steps * divergence + math.log(1 / delta) / (order - 1)
 
     orders = [2]
     while orders[-1] < max(1024.0, _LARGEST / rate):
         orders.append(max(orders[-1] + 1, math.floor(orders[-1] * _RATIO)))
-    best = min(range(len(orders)), key=lambda i: objective(orders[i]))
+    best = min(range(len(orders)), key=lambda i: compute_objective(orders[i]))
     low, high = orders[max(best - 1, 0)], orders[min(best + 1, len(orders) - 1)]
     while high - low > 2:
         left, right = low + (high - low) // 3, high - (high - low) // 3
-        if objective(left) <= objective(right):
+        if compute_objective(left) <= compute_objective(right):
             high = right
         else:
             low = left
-    return min(objective(order) for order in (*range(low, high + 1), orders[best]))
+    return min(
+        compute_objective(order) for order in (*range(low, high + 1), orders[best])
+    )
 
 
 def bound_divergence(order: int, noise_multiplier: float, rate: float) -> float:
@@ -80,26 +82,30 @@ def _bound_log_sum(order: int, noise_multiplier: float, rate: float) -> float:
     """Return the logarithm of the sum of t_j over j = 3..a, or of a bound on it."""
     log_rate, growth = math.log(rate), noise_multiplier**-2
 
-    def step(j: np.ndarray) -> np.ndarray:  # D_j
+    def compute_ascent(j: np.ndarray) -> np.ndarray:  # D_j
         ascent: np.ndarray = np.log((order - j) / (j + 1)) + log_rate + j * growth
         return ascent
 
     count = order - 2 if order <= _TERMS else _END
     binomial = sum(math.log((order - i) / (i + 1)) for i in range(3))
     first = binomial + 3 * log_rate + 3 * growth
-    head = np.cumsum([first, *step(np.arange(3.0, 2.0 + count))])
+    head = np.cumsum([first, *compute_ascent(np.arange(3.0, 2.0 + count))])
     if order <= _TERMS:
         return float(logsumexp(head))
     last = order * log_rate + order * (order - 1.0) * growth / 2
-    tail = np.cumsum([last, *-step(np.arange(order - 1.0, order - count, -1.0))])
+    tail = np.cumsum(
+        [last, *-compute_ascent(np.arange(order - 1.0, order - count, -1.0))]
+    )
     near, far = 2.0 + count, order - count + 1.0
-    if float(step(np.array(near))) >= 0.0:
+    if float(compute_ascent(np.array(near))) >= 0.0:
         return math.inf
     largest = max(float(head[-1]), float(tail[-1]))
     # From `near` on they fall, until log t_j is convex; then it is concave once more.
     inside = (order + 1.0) ** 2 - 4.0 * (order + 1.0) / growth
     begin = (order - 1.0 + math.sqrt(inside)) / 2.0 if inside > 0.0 else far
-    if begin < far and step(np.array(begin)) > 0.0 > step(np.array(far)):
+    if begin < far and compute_ascent(np.array(begin)) > 0.0 > compute_ascent(
+        np.array(far)
+    ):
         largest = max(largest, _bound_peak(order, log_rate, growth, begin, far))
     return float(logsumexp([*head, *tail, math.log(order) + largest]))
 

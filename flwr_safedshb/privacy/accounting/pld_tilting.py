@@ -1,4 +1,4 @@
-"""Tilted distributions of losses, and their sums, with a bound on what is lost.
+"""Tilted loss distributions and their convolution, with a bound on their errors.
 
 Numerics, all on the pessimistic side
 -------------------------------------
@@ -37,9 +37,9 @@ class TiltedDistribution:
         In multiples of ``spacing``.
     masses : ndarray, shape (k,)
     error : float
-        What any mass may be too small by.
+        Bound on how much too small any mass may be.
     missing : float
-        Mass that is nowhere.
+        Mass that is at no point.
     """
 
     spacing: float
@@ -88,7 +88,7 @@ def convolve(
 def convolve_grids(
     parts: Sequence[TiltedDistribution], tilt: float
 ) -> TiltedDistribution:
-    """Convolve the losses of different plans, on the coarsest grid of them."""
+    """Convolve the losses of different plans on the coarsest of their grids."""
     if len(parts) == 1:
         return parts[0]
     spacing = max(part.spacing for part in parts)
@@ -101,7 +101,7 @@ def convolve_grids(
 def coarsen_grid(
     part: TiltedDistribution, spacing: float, tilt: float
 ) -> TiltedDistribution:
-    """Move masses to the multiples of a coarser spacing around them."""
+    """Move each mass to the two points around it on a coarser grid."""
     ratio = round(spacing / part.spacing)
     if ratio == 1:
         return part

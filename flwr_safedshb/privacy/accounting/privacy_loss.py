@@ -1,11 +1,11 @@
-"""The privacy loss of one step on a grid, never optimistic.
+"""The privacy loss distribution of one step on a grid, never optimistic.
 
-A step that releases x tells log(P(x) / Q(x)), its privacy loss. Its distribution is put
-on multiples of a spacing h so that nothing is lost ("connect the dots": Doroshenko,
-Ghazi, Kamath, Kumar, Manurangsi, "Connect the Dots: Tighter Discrete Approximations of
-Privacy Loss Distributions", PoPETs 2022): what lies between two points goes to both of
-them in the shares that keep its probability under P and under Q. That is the largest
-distribution with these two, so a grid that leaves out points never gives less.
+A step that releases x has the privacy loss log(P(x) / Q(x)). Its distribution is put on
+multiples of a spacing h ("connect the dots": Doroshenko, Ghazi, Kamath, Kumar,
+Manurangsi, "Connect the Dots: Tighter Discrete Approximations of Privacy Loss
+Distributions", PoPETs 2022): what lies between two points goes to both of them in the
+shares that keep its probability under P and under Q. No distribution with these two
+gives a larger delta, so a grid that leaves out points never gives less.
 
 Numerics, all on the pessimistic side
 -------------------------------------
@@ -15,12 +15,11 @@ Numerics, all on the pessimistic side
 - Probabilities are integrals of positive functions over short intervals, by Gauss's
   rule, with a relative error of some 1e-14; each is raised by 1e-12.
 - Losses are right to a few units in the last place; `slack` bounds their error.
-- Outputs more than 20 deviations out are left out: at most 1e-88 of them.
+- Outputs beyond 20 deviations are left out: at most 1e-88 of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -34,7 +33,7 @@ Integers = npt.NDArray[np.int64]
 
 # Points in an octave of losses.
 _POINTS = 512
-# How far out outputs are looked at, and in which pieces, in deviations.
+# How far out outputs are integrated, and the length of a piece, in deviations.
 _REACH = 20.0
 _PIECE = 0.125
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
@@ -42,8 +41,8 @@ _RAISED = 1.0 + 1e-12
 _BISECTIONS = 60
 
 # Orders of the moments of the loss, three in an octave, both signs and 0.
-_POSITIVE = 2.0 ** np.arange(-12, 24, 1 / 3)
-ORDERS: Floats = np.concatenate([-_POSITIVE[::-1], [0.0], _POSITIVE])
+POSITIVE_ORDERS: Floats = 2.0 ** np.arange(-12, 24, 1 / 3)
+ORDERS: Floats = np.concatenate([-POSITIVE_ORDERS[::-1], [0.0], POSITIVE_ORDERS])
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class LossDistribution:
     masses : ndarray, shape (k,)
         Probabilities under P.
     slack : float
-        What a loss may be larger by than it is said to be.
+        Bound on how much larger a loss may be than the grid says.
     """
 
     spacing: float
@@ -68,25 +67,26 @@ class LossDistribution:
     slack: float
 
 
-def _log_sum(exponents: Floats) -> float:
+def _log_sum_exp(exponents: Floats) -> float:
     largest = exponents.max()
     return float(largest + np.log(np.exp(exponents - largest).sum()))
 
 
 @lru_cache(maxsize=32)
 def discretize_step(
-    profile: DominatingPair, spacing: float, level: int
+    pair: DominatingPair, spacing: float, level: int
 ) -> LossDistribution:
-    """Return the loss of one step without its largest values.
+    """Return the loss distribution of one step without its largest values.
 
     Parameters
     ----------
     spacing : float
         A power of two.
     level : int
-        Of the largest losses 2^-level at most is left out; delta has to pay for it.
+        At most 2^-level of the mass, at the largest losses, is left out; delta has to
+        pay for it.
     """
-    whole = _discretize_whole_step(profile, spacing)
+    whole = _discretize_whole_step(pair, spacing)
     above = np.cumsum(whole.masses[::-1])[::-1]
     kept = int(np.searchsorted(-above, -(2.0**-level)))
     return LossDistribution(
@@ -95,34 +95,34 @@ def discretize_step(
 
 
 @lru_cache(maxsize=8192)
-def moments(
-    profile: DominatingPair, spacing: float, level: int
+def compute_moments(
+    pair: DominatingPair, spacing: float, level: int
 ) -> tuple[Floats, float]:
     """Return log E[e^(r L)] for every r of ``ORDERS``, and the slack of L.
 
     L is the loss of `discretize_step` under P. The cache is large, because every charge
     of a ledger asks for the moments of all its plans.
     """
-    step = discretize_step(profile, spacing, level)
+    step = discretize_step(pair, spacing, level)
     logarithms = np.log(step.masses)
     losses = step.points * spacing
-    logs = np.array([_log_sum(logarithms + order * losses) for order in ORDERS])
+    logs = np.array([_log_sum_exp(logarithms + order * losses) for order in ORDERS])
     logs.setflags(write=False)
     return logs, step.slack
 
 
 @lru_cache(maxsize=16)
-def _discretize_whole_step(profile: DominatingPair, spacing: float) -> LossDistribution:
-    """Put the loss of one step on multiples of ``spacing``."""
+def _discretize_whole_step(pair: DominatingPair, spacing: float) -> LossDistribution:
+    """Return the loss distribution of one step on multiples of ``spacing``."""
     # Losses of either sign come from the pair that dominates there; 0 is a point.
-    above, below = _LossFunction(profile.above), _LossFunction(profile.below)
-    points = _make_grid(below.least / spacing, above.greatest / spacing)
+    above, below = _LossFunction(pair.above), _LossFunction(pair.below)
+    points = _make_points(below.least / spacing, above.greatest / spacing)
     losses: Floats = np.multiply(points, spacing, dtype=np.float64)
     masses = np.zeros(len(points))
     zero = int(np.searchsorted(points, 0))
     _distribute_mass(above, losses[zero:], masses[zero:])
     _distribute_mass(below, losses[: zero + 1], masses[: zero + 1])
-    # What neither pair has is where the two distributions agree.
+    # The mass that neither pair has is where the two distributions agree.
     masses[zero] += max(0.0, 1.0 - masses.sum())
     there = masses > 0
     largest = max(abs(below.least), abs(above.greatest))
@@ -131,20 +131,20 @@ def _discretize_whole_step(profile: DominatingPair, spacing: float) -> LossDistr
 
 
 @lru_cache(maxsize=8192)
-def measure_scales(profile: DominatingPair) -> tuple[float, float]:
+def measure_scales(pair: DominatingPair) -> tuple[float, float]:
     """Return the root of log E[e^L], the scale of the loss of one step, and max |L|.
 
-    The first is a divergence, so a step that is dominated by another has less of it.
+    The first is a divergence, so a dominated step has less of it.
     """
-    loss = _LossFunction(profile.above)
-    x, weights = loss.pieces(loss.breaks())
-    exponents = np.log(loss.density(x) * weights + 1e-300) + loss(x)
-    typical = float(np.sqrt(max(_log_sum(exponents.ravel()), 1e-30)))
-    return typical, max(loss.greatest, -_LossFunction(profile.below).least)
+    loss = _LossFunction(pair.above)
+    x, weights = loss.place_nodes(loss.find_breaks())
+    exponents = np.log(loss.compute_density(x) * weights + 1e-300) + loss(x)
+    typical = float(np.sqrt(max(_log_sum_exp(exponents.ravel()), 1e-30)))
+    return typical, max(loss.greatest, -_LossFunction(pair.below).least)
 
 
 class _LossFunction:
-    """The loss as a function of the output, log(top(x) / bottom(x))."""
+    """The privacy loss as a function of the output x, log(top(x) / bottom(x))."""
 
     def __init__(self, pair: MixturePair) -> None:
         self._pair = pair
@@ -155,9 +155,11 @@ class _LossFunction:
         self.least, self.greatest = float(ends[0]), float(ends[1])
 
     def __call__(self, x: Floats) -> Floats:
-        return self._log(self._pair.top, x) - self._log(self._pair.bottom, x)
+        return self._compute_log(self._pair.top, x) - self._compute_log(
+            self._pair.bottom, x
+        )
 
-    def _log(self, mixture: Mixture, x: Floats) -> Floats:
+    def _compute_log(self, mixture: Mixture, x: Floats) -> Floats:
         """Return log of the mixture over N(0, std^2)."""
         scale = self._pair.std**-2
         parts = [
@@ -170,7 +172,7 @@ class _LossFunction:
         logarithm: Floats = largest + np.log(total)
         return logarithm
 
-    def density(self, x: Floats) -> Floats:
+    def compute_density(self, x: Floats) -> Floats:
         """Return the density of the output under P."""
         std = self._pair.std
         total = sum(
@@ -180,8 +182,8 @@ class _LossFunction:
         density: Floats = total / (std * np.sqrt(2 * np.pi))
         return density
 
-    def breaks(self) -> Floats:
-        """Cut the outputs into pieces on which a Gaussian is smooth.
+    def find_breaks(self) -> Floats:
+        """Return ends of intervals on which a Gaussian is smooth.
 
         Where little noise leaves a gap between two means, the gap is one piece: there
         is less than e^-200 in it.
@@ -190,41 +192,36 @@ class _LossFunction:
         near = np.add.outer([mean for _, mean in self._pair.top], around).ravel()
         return np.union1d(near, [self._left, self._right])
 
-    def inverse(self, losses: Floats) -> Floats:
+    def invert(self, losses: Floats) -> Floats:
         """Return the outputs that have these losses, or the nearest end."""
-        return _bisect(self, losses, self._left, self._right)
+        low = np.full_like(losses, self._left)
+        high = np.full_like(losses, self._right)
+        for _ in range(_BISECTIONS):
+            middle = 0.5 * (low + high)
+            below = self(middle) < losses
+            low = np.where(below, middle, low)
+            high = np.where(below, high, middle)
+        return 0.5 * (low + high)
 
-    def pieces(self, breaks: Floats) -> tuple[Floats, Floats]:
+    def place_nodes(self, breaks: Floats) -> tuple[Floats, Floats]:
         """Return Gauss's nodes and weights between breaks, both of shape (k, 8)."""
         half = np.diff(breaks)[:, None] / 2
         middle = breaks[:-1, None] + half
         return middle + half * _NODES, half * _WEIGHTS
 
 
-def _bisect(
-    function: Callable[[Floats], Floats], values: Floats, left: float, right: float
-) -> Floats:
-    low, high = np.full_like(values, left), np.full_like(values, right)
-    for _ in range(_BISECTIONS):
-        middle = 0.5 * (low + high)
-        below = function(middle) < values
-        low = np.where(below, middle, low)
-        high = np.where(below, high, middle)
-    return 0.5 * (low + high)
-
-
 def _distribute_mass(loss: _LossFunction, points: Floats, masses: Floats) -> None:
-    """Add what lies between the first and the last point, in place."""
-    inner = loss.inverse(points)
-    breaks = loss.breaks()
+    """Add the mass between the first and the last point to `masses`, in place."""
+    inner = loss.invert(points)
+    breaks = loss.find_breaks()
     between = (breaks > inner[0]) & (breaks < inner[-1])
     breaks = np.union1d(inner, breaks[between])
-    x, weights = loss.pieces(breaks)
-    # Which two points a piece lies between.
+    x, weights = loss.place_nodes(breaks)
+    # The index of the point below each piece.
     lower = np.searchsorted(inner, 0.5 * (breaks[1:] + breaks[:-1])) - 1
     lower = np.clip(lower, 0, len(points) - 2)
     width = np.diff(points)[lower]
-    probability = loss.density(x) * weights
+    probability = loss.compute_density(x) * weights
     # The share that goes up keeps the probability under Q, which is e^-L times P's.
     share = np.clip(np.expm1(points[lower, None] - loss(x)), -1.0, 0.0)
     share /= np.expm1(-width)[:, None]
@@ -233,7 +230,7 @@ def _distribute_mass(loss: _LossFunction, points: Floats, masses: Floats) -> Non
     np.add.at(masses, lower, np.maximum(probability.sum(axis=1) - up, 0.0))
 
 
-def _make_grid(least: float, greatest: float) -> Integers:
+def _make_points(least: float, greatest: float) -> Integers:
     """Return the points from below ``least`` to above ``greatest``, with 0."""
     octaves = max(1, int(np.ceil(np.log2(max(-least, greatest, 2.0)))) + 1)
     positive = np.unique(

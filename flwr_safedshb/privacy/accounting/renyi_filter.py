@@ -1,4 +1,4 @@
-"""What releases cost whose plans are chosen by looking at earlier releases.
+"""A Renyi filter: the cost of releases whose plans are chosen by earlier releases.
 
 Privacy loss distributions compose for plans that were fixed beforehand. If the next
 plan may depend on what was released, their composition is not a bound: a server that
@@ -44,13 +44,11 @@ from functools import cached_property
 import numpy as np
 
 from flwr_safedshb.privacy.accounting import accountant, pld
-from flwr_safedshb.privacy.accounting.privacy_loss import ORDERS, Floats
+from flwr_safedshb.privacy.accounting.pld import LOG_CONSTANTS
+from flwr_safedshb.privacy.accounting.privacy_loss import POSITIVE_ORDERS, Floats
 from flwr_safedshb.privacy.plan import ALL, PrivacyPlan
 from flwr_safedshb.privacy.samplers import Adjacency
 
-_POSITIVE: Floats = ORDERS[ORDERS > 0]
-# log c_a for each order.
-_CONSTANTS: Floats = -_POSITIVE * np.log1p(1 / _POSITIVE) - np.log1p(_POSITIVE)
 # The weight of the order that is likely to be needed.
 _LIKELY = 0.5
 
@@ -76,44 +74,50 @@ class RenyiFilter:
     unit: Adjacency
 
     def epsilon(self, charges: accountant.Charges) -> float:
-        """Epsilon of all charges, whoever chose them by whatever was released."""
+        """Return epsilon of all charges, however they were chosen by the releases."""
         return accountant.maximize_over_parts(
-            self._least_epsilon, charges, self.delta, self.unit
+            self._find_least_epsilon, charges, self.delta, self.unit
         )
 
-    def _least_epsilon(self, steps: pld.Steps, delta: float) -> float:
+    def _find_least_epsilon(self, steps: pld.Steps, delta: float) -> float:
         """Return the least epsilon for which a history passes (3)."""
         moments, log_delta = pld.compute_filter_moments(steps, delta)
-        needed = (moments + _CONSTANTS - self.log_weights - log_delta) / _POSITIVE
-        # Not a number, or infinity, bounds nothing.
+        needed = moments + LOG_CONSTANTS - self.log_weights - log_delta
+        needed /= POSITIVE_ORDERS
+        # NaN or infinity bounds nothing.
         usable = needed[np.isfinite(needed)]
         return max(0.0, float(usable.min(initial=math.inf)))
 
     @cached_property
     def log_weights(self) -> Floats:
-        """Log w for every positive order.
+        """Return log w for every positive order.
 
-        Half of the weight is on the order that admits the most repetitions of what is
-        released first; others have the less, the farther they are from it. Examples of
+        Half of the weight is on the order that admits the most repetitions of the first
+        releases; the other orders have less, the farther they are from it. Examples of
         all parts have the same weights: parts may change later.
         """
-        moments = self._moments_of_first()
-        room = _POSITIVE * self.limit - _CONSTANTS + math.log(_LIKELY * self.delta)
+        moments = self._compute_first_moments()
+        room = POSITIVE_ORDERS * self.limit - LOG_CONSTANTS
+        room = room + math.log(_LIKELY * self.delta)
         repetitions = np.where(moments > 0, room / moments, -math.inf)
         best = int(np.argmax(np.nan_to_num(repetitions, nan=-math.inf)))
-        distance = np.abs(np.arange(len(_POSITIVE)) - best)
+        distance = np.abs(np.arange(len(POSITIVE_ORDERS)) - best)
         shares: Floats = np.where(distance == 0, 0.0, np.maximum(distance, 1.0) ** -2)
         weights: Floats = (1.0 - _LIKELY) * shares / shares.sum()
         weights[best] = _LIKELY
         return np.log(weights)
 
-    def _moments_of_first(self) -> Floats:
-        kept: list[Floats] = []
+    def _compute_first_moments(self) -> Floats:
+        """Return the largest moments of the first releases, each of all examples."""
+        found: list[Floats] = []
 
-        def keep(steps: pld.Steps, delta: float) -> float:
-            kept.append(pld.compute_filter_moments(steps, delta)[0])
+        def collect_moments(steps: pld.Steps, delta: float) -> float:
+            found.append(pld.compute_filter_moments(steps, delta)[0])
             return 0.0
 
         whole = [(replace(plan, part=ALL), n) for plan, n in self.first]
-        accountant.maximize_over_parts(keep, whole, self.delta, self.unit)
-        return np.max(kept, axis=0) if kept else _POSITIVE * (_POSITIVE + 1.0)
+        accountant.maximize_over_parts(collect_moments, whole, self.delta, self.unit)
+        if not found:
+            return POSITIVE_ORDERS * (POSITIVE_ORDERS + 1.0)
+        largest: Floats = np.max(found, axis=0)
+        return largest

@@ -33,17 +33,14 @@ E demands, and for E' alone the argument is the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from flwr_safedshb.privacy.accounting import accountant
 from flwr_safedshb.privacy.accounting.ranges import MAX_STEPS
 from flwr_safedshb.privacy.accounting.renyi_filter import RenyiFilter
-from flwr_safedshb.privacy.ledger.history import Totals, is_within
+from flwr_safedshb.privacy.ledger.history import Block, Totals, is_within
 from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan, PrivacyStatement
-
-Block = Sequence[tuple[PrivacyPlan, int]]
 
 # Steps that are looked ahead, so that not every charge needs the accountant.
 _AHEAD = 64

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from flwr_safedshb.privacy.plan import PrivacyPlan
 
 Kind = Literal["commit", "charge"]
+# Plans, and at most how many steps of each.
+Block = Sequence[tuple[PrivacyPlan, int]]
 # Steps of plans that are accounted in the ledger's unit.
 Totals = dict[PrivacyPlan, int]
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from numbers import Integral
@@ -33,7 +32,13 @@ from flwr_safedshb.privacy.ledger.database import (
     LedgerError,
     create_database,
 )
-from flwr_safedshb.privacy.ledger.history import History, Kind, Totals, is_within
+from flwr_safedshb.privacy.ledger.history import (
+    Block,
+    History,
+    Kind,
+    Totals,
+    is_within,
+)
 from flwr_safedshb.privacy.ledger.ledger_file import (
     LedgerFile,
     convert_to_unit,
@@ -53,8 +58,6 @@ __all__ = [
     "LedgerError",
 ]
 
-# Plans, and at most how many steps of each.
-Block = Sequence[tuple[PrivacyPlan, int]]
 # Attempts after which accounting is done while other processes wait.
 _PATIENCE = 2
 

@@ -27,11 +27,11 @@ from flwr_safedshb.node.flower_patches.fleet_api import (
     message_pb2,
     pack_message,
     run_pb2,
-    sign_headers,
 )
 from simulations.chaos.hostile.node import FleetNode, objects_to_push
 from simulations.chaos.problem import DIMENSION, EXAMPLES
 from simulations.chaos.trace import read_messages
+from simulations.loopback.signing import sign_headers
 
 SERVER = fleet_api.SUPERLINK
 CONNECTIONS, HELD_SECONDS = 200, 4.0

@@ -16,13 +16,11 @@ from flwr_safedshb.node.flower_patches.fleet_api import (
     NodeProto,
     PackedMessage,
     fleet_pb2,
-    load_private_key,
     message_from_proto,
     message_pb2,
     pack_message,
-    public_key_pem,
-    sign_headers,
 )
+from simulations.loopback.signing import load_private_key, public_key_pem, sign_headers
 
 HEARTBEAT_SECONDS = 30.0
 # How long, and how soon, a call is made again whose connection was closed.

@@ -18,13 +18,9 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from flwr_safedshb.node.flower_patches.fleet_api import (
-    Key,
-    fleet_pb2,
-    public_key_pem,
-    sign_headers,
-)
+from flwr_safedshb.node.flower_patches.fleet_api import fleet_pb2
 from simulations.chaos.trace import append_entry
+from simulations.loopback.signing import Key, public_key_pem, sign_headers
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 # Connections that are held at a time, and bodies.

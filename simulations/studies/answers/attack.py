@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from flwr_safedshb.algorithm.answer_evaluation import PrivateEvaluation
+from flwr_safedshb.audit.epsilon_bound import epsilon_lower_bound
 from flwr_safedshb.privacy.evaluation import Counts, Question, private_counts
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
-from simulations.audit import epsilon_lower_bound
 from simulations.studies.answers.data import MAX_LOSS, MODEL, examples
 
 DELTA = 0.05

@@ -66,7 +66,7 @@ def _plain(one: Outcome) -> dict[str, object]:
         **vars(one.setting),
         "radius": plan.radius,
         "swing": plan.swing,
-        "gradient": plan.setting.gradient,
+        "gradient": plan.spec.gradient,
         "losses": [one.first, one.unharmed, one.attacked],
         "withstood": one.withstood,
         "predicted": plan.withstands,

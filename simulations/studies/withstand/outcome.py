@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from flwr_safedshb import theory
+from flwr_safedshb.cli._forecast import FederationSpec as Planned
 from flwr_safedshb.cli._forecast import Forecast, forecast
-from flwr_safedshb.cli._forecast import Setting as Planned
 from simulations.config import composed
 from simulations.experiment import federation, untrained
 from simulations.models import loss_gradient
@@ -163,7 +163,7 @@ def markdown(found: Sequence[Outcome]) -> str:
         it, plan = one.setting, one.predicted
         alike = "iid" if it.alpha is None else f"Dirichlet {it.alpha:g}"
         figures = (plan.epsilon, plan.radius, plan.radius * plan.swing)
-        losses = (plan.setting.gradient or 0.0, one.first, one.unharmed, one.attacked)
+        losses = (plan.spec.gradient or 0.0, one.first, one.unharmed, one.attacked)
         said = "yes" if plan.withstands else "no"
         rows.append(
             [str(it.n), str(it.f), f"{it.noise:g}", f"{it.momentum:g}", alike]

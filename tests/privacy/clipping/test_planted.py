@@ -15,9 +15,10 @@ import pytest
 import torch
 from torch import nn
 
-from flwr_safedshb.audit.candidate import entries
-from flwr_safedshb.audit.sensitivity_search import search
-from flwr_safedshb.audit.zoo import mixing, partial, plain, random, state
+from flwr_safedshb.audit.candidate import float_entries
+from flwr_safedshb.audit.sensitivity_search import search_sensitivity
+from flwr_safedshb.audit.suites import ZOO
+from flwr_safedshb.audit.zoo import state
 from flwr_safedshb.privacy.batches import Example
 from flwr_safedshb.privacy.clipping import backward as passes
 from flwr_safedshb.privacy.clipping import clipped_sum as sums
@@ -35,8 +36,7 @@ from tests.clipping import cross_entropy
 torch.set_num_threads(1)
 
 F32, F64 = torch.float32, torch.float64
-ROOMS = (plain, random, partial, mixing, state)
-SUBJECTS = {subject.name: subject for room in ROOMS for subject in room.SUBJECTS}
+MODELS = {target.name: target for target in ZOO}
 Probe = Callable[[], float]
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -257,10 +257,10 @@ def attack(name: str, candidates: int = 300) -> Probe:
     """Return a probe that searches, and that takes a broken promise for infinite."""
 
     def probe() -> float:
-        found = search(SUBJECTS[name], candidates, 1)
-        if found.refusal and not SUBJECTS[name].must_refuse:
+        found = search_sensitivity(MODELS[name], candidates, 1)
+        if found.refusal and not MODELS[name].must_refuse:
             return math.inf
-        return found.ratio if found.holds or found.ratio > 1.0 else math.inf
+        return found.ratio if not found.broken or found.ratio > 1.0 else math.inf
 
     return probe
 
@@ -375,9 +375,11 @@ def next_mask() -> float:
     """Draw after a step whose last example draws more than others, or less."""
     after = []
     for value in (1.0, -1.0):  # six numbers for every example, or none
-        noisy = SUBJECTS["noise where positive"].make()
+        noisy = MODELS["noise where positive"].make()
         with torch.no_grad():
-            for entry, given in zip(entries(noisy), (torch.eye(6), 0.0), strict=False):
+            for entry, given in zip(
+                float_entries(noisy), (torch.eye(6), 0.0), strict=False
+            ):
                 entry.copy_(torch.as_tensor(given))
         clipped = ClippedGradients(noisy, cross_entropy, 1.0)
         inputs, targets = torch.full((3, 6), value), torch.zeros(3, dtype=torch.int64)

@@ -14,11 +14,6 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from flwr_safedshb.node.flower_patches import fleet_api
-from flwr_safedshb.node.flower_patches.fleet_api import (
-    Key,
-    load_private_key,
-    public_key_pem,
-)
 from flwr_safedshb.node.flower_patches.runtime_client import Runtime, acquire_task
 from flwr_safedshb.node.gate.http import Request, Response
 from flwr_safedshb.node.gate.limits import Limits
@@ -42,6 +37,7 @@ from simulations.chaos.problem import PLAN
 from simulations.chaos.trace import append_entry
 from simulations.chaos.trial import FaultTrial
 from simulations.loopback import Deployment
+from simulations.loopback.signing import Key, load_private_key, public_key_pem
 from tests.node.gates import RUN, Place, question, visited
 from tests.node.test_local_users import NOBODY, as_root, trespass
 from tests.simulations.chaos.test_chaos import SEED, SESSION, reply, trial

@@ -43,8 +43,8 @@ def test_honest_clients_alone_are_as_many() -> None:
 
 def test_what_is_predicted_follows_the_first_model() -> None:
     worst, best = (predict(setting, TINY) for setting in SETTINGS)
-    assert worst.setting.gradient == pytest.approx(best.setting.gradient, rel=0.5)
-    assert worst.setting.smoothness > 0.0
+    assert worst.spec.gradient == pytest.approx(best.spec.gradient, rel=0.5)
+    assert worst.spec.smoothness > 0.0
     assert worst.radius > 5 * best.radius
     assert (worst.withstands, best.withstands) == (False, True)
 

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from flwr_safedshb.audit.exact_norms import gap, ratio
-from flwr_safedshb.audit.sensitivity_search import MakeClipper, search, worst_trials
-from flwr_safedshb.audit.target_model import Subject
-from flwr_safedshb.audit.zoo import mixing, plain
+from flwr_safedshb.audit.exact_distance import distance_ratio
+from flwr_safedshb.audit.sensitivity_search import MakeClipper, search_sensitivity
+from flwr_safedshb.audit.target_model import TargetModel
+from flwr_safedshb.audit.zoo import layers, mixing
 from flwr_safedshb.privacy.clipping import clipped_sum as sums
 from tests.audit.planted import (
     FactorRoundedUp,
@@ -17,22 +17,22 @@ from tests.audit.planted import (
     Silenced,
 )
 
-SUBJECTS = {subject.name: subject for subject in (*plain.SUBJECTS, *mixing.SUBJECTS)}
+MODELS = {target.name: target for target in (*layers.MODELS, *mixing.MODELS)}
 
 
-def named(name: str) -> Subject:
-    return SUBJECTS[name]
+def named(name: str) -> TargetModel:
+    return MODELS[name]
 
 
 @pytest.mark.federation
 @pytest.mark.parametrize("name", ["logistic", "MLP with dropout", "CNN", "embedding"])
 def test_an_honest_clipper_is_left_alone(name: str) -> None:
-    finding = search(named(name), 100, 1, make_clipper=Honest)
-    assert finding.holds
-    assert finding.candidates >= 100
-    assert (finding.path, finding.raised) == ("one at a time", "")
+    result = search_sensitivity(named(name), 100, 1, make_clipper=Honest)
+    assert not result.broken
+    assert result.candidates >= 100
+    assert (result.isolation, result.raised) == ("one at a time", "")
     # The search comes near the bound: it would see a clipper that lets a bit through.
-    assert finding.ratio > 0.99
+    assert result.ratio > 0.99
 
 
 @pytest.mark.federation
@@ -50,9 +50,9 @@ def test_an_honest_clipper_is_left_alone(name: str) -> None:
 def test_planted_defects_are_found(
     make_clipper: MakeClipper, name: str, candidates: int
 ) -> None:
-    finding = search(named(name), candidates, 1, make_clipper=make_clipper)
-    assert finding.ratio > 1.0
-    assert not finding.holds
+    result = search_sensitivity(named(name), candidates, 1, make_clipper=make_clipper)
+    assert result.ratio > 1.0
+    assert result.broken
 
 
 @pytest.mark.parametrize("name", ["logistic", "MLP"])
@@ -63,15 +63,15 @@ def test_sums_that_round_without_paying_for_it_are_found(
     monkeypatch.setattr(
         sums, "lower_clip_norm", lambda clip_norm, count, dtype: clip_norm
     )
-    assert search(named(name), 6000, 1).ratio > 1.0
+    assert search_sensitivity(named(name), 6000, 1).ratio > 1.0
 
 
 def test_without_dropout_the_silenced_check_refuses() -> None:
     # So it is the dropout that silences it, and not the search that sees ghosts.
-    subject = named("centred on the batch")
-    finding = search(subject, 300, 1, make_clipper=Silenced)
-    assert finding.holds
-    assert finding.refusal == "the model mixes examples"
+    target = named("centred on the batch")
+    result = search_sensitivity(target, 300, 1, make_clipper=Silenced)
+    assert not result.broken
+    assert result.refusal == "the model mixes examples"
 
 
 class Raises(Honest):
@@ -84,34 +84,38 @@ class Raises(Honest):
 
 
 def test_a_call_that_raises_is_no_refusal() -> None:
-    finding = search(named("logistic"), 1500, 1, make_clipper=Raises)
-    assert finding.ratio <= 1.0
-    assert finding.raised == "RuntimeError: not a number"
-    assert not finding.holds
+    result = search_sensitivity(named("logistic"), 1500, 1, make_clipper=Raises)
+    assert result.ratio <= 1.0
+    assert result.raised == "RuntimeError: not a number"
+    assert result.broken
 
 
 def test_a_seed_makes_the_same_candidates() -> None:
     one, same, other = (
-        search(named("logistic"), 60, seed, make_clipper=Honest) for seed in (1, 1, 2)
+        search_sensitivity(named("logistic"), 60, seed, make_clipper=Honest)
+        for seed in (1, 1, 2)
     )
     assert one.ratio == same.ratio
-    first, again, another = (worst_trials(found)[0] for found in (one, same, other))
+    first, again, another = (found.worst_candidates[0] for found in (one, same, other))
     assert torch.equal(first.batch[0].nan_to_num(), again.batch[0].nan_to_num())
     assert first.batch[0].shape != another.batch[0].shape or not torch.equal(
         first.batch[0].nan_to_num(), another.batch[0].nan_to_num()
     )
 
 
+def norm_ratio(*values: float, bound: float = 1.0) -> float:
+    vector = torch.tensor(values, dtype=torch.float64)
+    return distance_ratio(vector, torch.zeros_like(vector), bound)
+
+
 def test_ratios_are_decided_exactly() -> None:
     up = math.nextafter(1.0, 2.0)
-    exact = torch.tensor([0.6, 0.8], dtype=torch.float64)
     # 0.6^2 + 0.8^2 as float64 has them is a little above 1.
-    assert ratio([exact], 1.0) > 1.0
-    assert ratio([torch.tensor([1.0])], 1.0) == 1.0
-    assert ratio([torch.tensor([up], dtype=torch.float64)], 1.0) == up
-    tiny = torch.tensor([1.0, 2.0**-80], dtype=torch.float64)
-    assert ratio([tiny], 1.0) == up  # float64 squares would not see the second
-    assert gap([torch.tensor([1.0])], [torch.tensor([-1.0])], 2.0) == 1.0
-    assert ratio([torch.tensor([math.nan])], 1.0) == math.inf
-    assert ratio([torch.tensor([1e300] * 4, dtype=torch.float64)], 1e300) == 2.0
-    assert ratio([torch.zeros(0)], 1.0) == 0.0
+    assert norm_ratio(0.6, 0.8) > 1.0
+    assert norm_ratio(1.0) == 1.0
+    assert norm_ratio(up) == up
+    assert norm_ratio(1.0, 2.0**-80) == up  # float64 squares would not see the second
+    assert distance_ratio(torch.tensor([1.0]), torch.tensor([-1.0]), 2.0) == 1.0
+    assert norm_ratio(math.nan) == math.inf
+    assert norm_ratio(*[1e300] * 4, bound=1e300) == 2.0
+    assert norm_ratio() == 0.0

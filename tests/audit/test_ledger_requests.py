@@ -1,22 +1,28 @@
-"""Odd plans and limits open no ledger, and the attack sees it where they do."""
+"""A ledger withstands odd plans, limits and orders; planted bugs are seen."""
 
 import math
 
 import pytest
 
-from flwr_safedshb.audit.odd_plans import (
+from flwr_safedshb.audit.ledger_requests import (
     DELTA,
-    Request,
-    attack_limits,
-    attack_plans,
+    ORDERS,
+    PlanRequest,
     least_epsilon,
     odd_plans,
+    request_odd_limits,
+    request_odd_plans,
+    request_orders,
 )
+from flwr_safedshb.privacy.accounting import accountant
+from flwr_safedshb.privacy.ledger import ledger as module
+from flwr_safedshb.privacy.ledger.admission import AdmissionRule
+from flwr_safedshb.privacy.ledger.history import Totals
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from flwr_safedshb.privacy.plan import PrivacyPlan, Sampling
 
 USUAL = {"clip_norm": 1.0, "batch_size": 8, "num_examples": 8}
-QUICK: list[Request] = [
+QUICK: list[PlanRequest] = [
     ({**USUAL, "noise_multiplier": value}, steps)
     for value, steps in (
         *((value, 1) for value in (0.0, 1e-310, 1e-160, 1e-3, math.inf, math.nan)),
@@ -27,9 +33,9 @@ QUICK: list[Request] = [
 
 
 def test_the_ledger_withstands_odd_plans() -> None:
-    found = attack_plans(requests=QUICK)
+    found = request_odd_plans(requests=QUICK)
     assert found.broken == []
-    assert found.outcomes() == {"charged": 1, "no plan": 4, "refused": 9}
+    assert found.count_results() == {"charged": 1, "no plan": 4, "refused": 9}
 
 
 class NotANumber(Ledger):
@@ -73,15 +79,15 @@ class StaysOpen(NotANumber):
 def test_a_divergence_that_is_no_number_is_found(
     planted: type[Ledger], broken: str
 ) -> None:
-    (case,) = attack_plans(planted, QUICK).broken
+    (case,) = request_odd_plans(planted, QUICK).broken
     assert "noise_multiplier=0.001" in case.request
     assert broken in case.broken
 
 
 def test_odd_budgets_and_rules_are_refused() -> None:
-    found = attack_limits()
+    found = request_odd_limits()
     assert [case for case in found.broken if "Fraction" not in case.request] == []
-    assert min(found.outcomes().values()) >= 1
+    assert min(found.count_results().values()) >= 1
 
 
 def test_what_is_asked_covers_every_number_of_a_plan() -> None:
@@ -105,3 +111,53 @@ def test_the_least_epsilon_is_below_the_accounted(
 def test_the_least_epsilon_is_close_where_it_can_be() -> None:
     plan = PrivacyPlan(1.0, 1.0, 25, 25)
     assert least_epsilon(plan, DELTA) > 0.8 * plan.epsilon(1, DELTA)
+
+
+def test_a_ledger_withstands_every_order() -> None:
+    found = request_orders()
+    assert found.broken == []
+    assert found.count_results() == {"refused": len(ORDERS), "within the limit": 12}
+
+
+class Composing(AdmissionRule):
+    """Compose what was chosen by looking as if it had been fixed beforehand."""
+
+    def find_max_steps(self, plan: PrivacyPlan, charged: Totals, hint: int) -> int:
+        charges = [*{**charged, plan: hint}.items()]
+        found = accountant.compute_epsilon(charges, self.delta, self.unit)
+        return hint if found <= self.limit else 0
+
+
+class Leaving(AdmissionRule):
+    """Let a history leave a first block that does not pass the filter."""
+
+    def find_max_steps(self, plan: PrivacyPlan, charged: Totals, hint: int) -> int:
+        charges = [*{**charged, plan: hint}.items()]
+        return hint if self._filter.epsilon(charges) <= self.limit else 0
+
+
+@pytest.mark.parametrize("planted", [Composing, Leaving])
+def test_a_budget_that_is_no_filter_is_found(
+    planted: type[AdmissionRule], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make_rule(*arguments: object) -> AdmissionRule:
+        return planted(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "_make_admission_rule", make_rule)
+    assert request_orders(rounds=0).broken
+
+
+class OwnUnit(Ledger):
+    """Accounts a run in the unit that its plan names."""
+
+    def _in_own_unit(self, plan: PrivacyPlan) -> None:
+        self.unit = self._file.unit = plan.adjacency
+
+    def charge(self, plan: PrivacyPlan, steps: int = 1, run: str | int = "") -> None:
+        self._in_own_unit(plan)
+        super().charge(plan, steps, run)
+
+
+def test_a_ledger_whose_unit_a_run_chooses_is_found() -> None:
+    broken = [case.request for case in request_orders(OwnUnit, rounds=0).broken]
+    assert "a unit that a run chooses" in broken

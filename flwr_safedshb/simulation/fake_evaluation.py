@@ -1,4 +1,4 @@
-"""What adversaries answer who are asked what a model is worth."""
+"""How adversarial nodes answer a private evaluation."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from flwr_safedshb.algorithm.wire import (
 )
 
 
-def asks_for_counts(message: Message) -> bool:
-    """Say whether a node is to answer privately what a model is worth."""
+def asks_for_private_evaluation(message: Message) -> bool:
+    """Return whether a message asks for a private evaluation."""
     return any(
         PRIVATE_EVALUATION in record
         for record in message.content.config_records.values()
     )
 
 
-def lie_like(replies: Sequence[Message]) -> RecordDict | None:
-    """Return that nothing is right, in the form of honest replies; None without any."""
+def fake_evaluation(replies: Sequence[Message]) -> RecordDict | None:
+    """Return a reply with 0 correct, shaped like an honest one; None without any."""
     honest = [r for r in replies if r.has_content() and r.content.metric_records]
     if not honest:
         return None
     key, record = next(iter(honest[0].content.metric_records.items()))
-    told = MetricRecord(dict(record))
-    told[CORRECT] = 0.0
-    told[LOSS] = float(cast(int, record[NUM_EXAMPLES]))
+    fake = MetricRecord(dict(record))
+    fake[CORRECT] = 0.0
+    fake[LOSS] = float(cast(int, record[NUM_EXAMPLES]))
     if CLASS_CORRECT in record:
-        told[CLASS_CORRECT] = [0.0 for _ in cast(list[float], record[CLASS_CORRECT])]
-    return RecordDict({key: told})
+        fake[CLASS_CORRECT] = [0.0 for _ in cast(list[float], record[CLASS_CORRECT])]
+    return RecordDict({key: fake})

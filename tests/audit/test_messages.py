@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 
 from flwr_safedshb.algorithm.wire import Arrays
-from flwr_safedshb.audit.messages import odd_configs, send_odd_messages
-from flwr_safedshb.audit.transcripts import BAD, compare_transcripts
+from flwr_safedshb.audit.messages import (
+    BAD_EXAMPLES,
+    odd_configs,
+    send_odd_messages,
+    send_to_bad_examples,
+)
 from flwr_safedshb.client import RefusedError, SafeDSHBClient, Scalar
 from flwr_safedshb.privacy.batches import tensors_of
 
@@ -19,8 +23,8 @@ Fitted = tuple[Arrays, int, dict[str, Scalar]]
 def test_a_node_withstands_odd_messages() -> None:
     found = send_odd_messages()
     assert found.broken == []
-    assert found.outcomes().keys() == {"answered", "refused"}
-    assert min(found.outcomes().values()) > 50
+    assert found.count_results().keys() == {"answered", "refused"}
+    assert min(found.count_results().values()) > 50
 
 
 class Careless(SafeDSHBClient):
@@ -78,13 +82,13 @@ class RepliesWithErrors(SafeDSHBClient):
 
 
 def test_a_bad_example_changes_no_answer() -> None:
-    found = compare_transcripts(3)
+    found = send_to_bad_examples(3)
     assert found.broken == []
-    assert found.outcomes() == {"3 of 3 answered": len(BAD)}
+    assert found.count_results() == {"3 of 3 answered": len(BAD_EXAMPLES)}
 
 
 def test_an_error_reply_on_bad_data_is_found() -> None:
-    found = compare_transcripts(2, RepliesWithErrors)
+    found = send_to_bad_examples(2, RepliesWithErrors)
     broken = {case.request for case in found.broken}
     assert {"a label out of range", "not a number", "nothing at all"} <= broken
 
@@ -92,4 +96,4 @@ def test_an_error_reply_on_bad_data_is_found() -> None:
 def test_every_value_of_a_round_is_asked_oddly() -> None:
     requests = [name for name, _ in odd_configs()]
     assert len(requests) == len(set(requests)) > 120
-    assert len(BAD) > 20
+    assert len(BAD_EXAMPLES) > 20

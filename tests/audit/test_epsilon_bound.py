@@ -2,18 +2,24 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 
-import simulations.audit
+from flwr_safedshb.audit import epsilon_bound
+from flwr_safedshb.audit.epsilon_bound import (
+    PLANS,
+    epsilon_lower_bound,
+    measure_epsilon,
+)
+from flwr_safedshb.cli import main
 from flwr_safedshb.privacy.batches import Example
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
-from simulations.audit import PLANS, audit, epsilon_lower_bound, main
 
 pytestmark = pytest.mark.federation
 
@@ -26,7 +32,7 @@ FIXED = PLANS[0]
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_no_false_alarm(plan: PrivacyPlan) -> None:
-    result = audit(plan, DELTA, 1000, CONFIDENCE, SeededRandomness(1))
+    result = measure_epsilon(plan, DELTA, 1000, CONFIDENCE, SeededRandomness(1))
     assert result.holds
     assert result.accounted == plan.statement(1, DELTA)
     # The attack works: a bound of 0 would hold for any code.
@@ -40,7 +46,7 @@ class HalfTheNoise(SeededRandomness):
 
 @pytest.mark.parametrize("plan", [PLANS[0], PLANS[2], PLANS[3]])
 def test_catches_half_the_noise(plan: PrivacyPlan) -> None:
-    assert not audit(plan, DELTA, TRIALS, LITTLE, HalfTheNoise(1)).holds
+    assert not measure_epsilon(plan, DELTA, TRIALS, LITTLE, HalfTheNoise(1)).holds
 
 
 def test_catches_the_sensitivity_of_a_removed_example(
@@ -52,7 +58,7 @@ def test_catches_the_sensitivity_of_a_removed_example(
         return plan.clip_norm * plan.noise_multiplier / plan.batch_size
 
     monkeypatch.setattr(PrivacyPlan, "noise_std", property(noise_std))
-    assert not audit(FIXED, DELTA, TRIALS, LITTLE, SeededRandomness(1)).holds
+    assert not measure_epsilon(FIXED, DELTA, TRIALS, LITTLE, SeededRandomness(1)).holds
 
 
 class Unclipped(ClippedGradients):
@@ -69,8 +75,8 @@ class Unclipped(ClippedGradients):
 def test_catches_a_skipped_clip(
     plan: PrivacyPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulations.audit, "ClippedGradients", Unclipped)
-    assert not audit(plan, DELTA, 200, CONFIDENCE, SeededRandomness(1)).holds
+    monkeypatch.setattr(epsilon_bound, "ClippedGradients", Unclipped)
+    assert not measure_epsilon(plan, DELTA, 200, CONFIDENCE, SeededRandomness(1)).holds
 
 
 class SameBatch(SeededRandomness):
@@ -80,8 +86,8 @@ class SameBatch(SeededRandomness):
 
 def test_catches_a_batch_that_is_never_drawn_afresh() -> None:
     plan = PrivacyPlan(1.0, 1.0, 2, 8)
-    assert audit(plan, DELTA, TRIALS, LITTLE, SeededRandomness(1)).holds
-    assert not audit(plan, DELTA, TRIALS, LITTLE, SameBatch(1)).holds
+    assert measure_epsilon(plan, DELTA, TRIALS, LITTLE, SeededRandomness(1)).holds
+    assert not measure_epsilon(plan, DELTA, TRIALS, LITTLE, SameBatch(1)).holds
 
 
 def test_bound_has_its_confidence() -> None:
@@ -120,37 +126,50 @@ def test_bound_sees_either_dataset_stand_out() -> None:
     assert 2.4 < epsilon_lower_bound(without_outliers, plain, 1e-3, CONFIDENCE) < 3.4
 
 
-def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "outputs" / "audit.json"
-    code = main(["--trials", "100", "--seed", "3", "--output", str(path)])
-    assert code == 0
+def run(path: Path, *options: str) -> list[dict[str, Any]]:
+    """Run the suite by its command, and return the rows of its report."""
+    asked = ["audit", "--suite", "epsilon", "--output", str(path), *options]
+    code = main(asked)
     report = json.loads(path.read_text())
-    assert report["seed"] == 3
-    assert [PrivacyPlan.from_dict(r["plan"]) for r in report["results"]] == list(PLANS)
-    for result in report["results"]:
-        assert result["holds"]
-        assert result["trials"] == 100
-        assert result["measured"] <= result["accounted"]["epsilon"]
+    assert code == (0 if report["holds"] else 1)
+    rows: list[dict[str, Any]] = report["rows"]
+    return rows
+
+
+def test_the_report_has_every_mechanism(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "outputs" / "audit.json"
+    rows = run(path, "--trials", "100", "--seed", "3")
+    assert len(rows) == len(PLANS)
+    for row, plan in zip(rows, PLANS, strict=True):
+        assert row["config"]["seed"] == 3
+        assert (row["broken"], row["trials"]) == ("", 100)
+        figures = row["figures"]
+        assert row["subject"].endswith(plan.clipping)
+        assert figures["accounted"] == plan.epsilon(1, DELTA)
+        assert figures["measured"] <= figures["accounted"]
     text = capsys.readouterr().out
-    for word in ("poisson", "ghost", "holds", "confidence 0.999"):
+    for word in ("poisson", "ghost", "holds", "<= 1.199", "all promises hold"):
         assert word in text
+    lines = path.with_suffix(".csv").read_text().splitlines()
+    assert len(lines) == 1 + len(PLANS)
+    assert {"suite", "version", "seed", "trials", "accounted"} <= {*lines[0].split(",")}
 
 
 def test_a_violation_is_an_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(simulations.audit, "ClippedGradients", Unclipped)
-    monkeypatch.setattr(simulations.audit, "PLANS", PLANS[:1])
-    path = tmp_path / "audit.json"
-    assert main(["--trials", "200", "--output", str(path)]) == 1
-    assert not json.loads(path.read_text())["results"][0]["holds"]
-    assert "VIOLATED" in capsys.readouterr().out
+    monkeypatch.setattr(epsilon_bound, "ClippedGradients", Unclipped)
+    monkeypatch.setattr(epsilon_bound, "PLANS", PLANS[:1])
+    (row,) = run(tmp_path / "audit.json", "--trials", "200")
+    assert row["broken"]
+    assert "BROKEN: " in capsys.readouterr().out
 
 
 def test_secure_randomness_has_no_seed_to_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulations.audit, "PLANS", PLANS[:1])
-    path = tmp_path / "audit.json"
-    main(["--trials", "100", "--secure", "--output", str(path)])
-    assert json.loads(path.read_text())["seed"] is None
+    monkeypatch.setattr(epsilon_bound, "PLANS", PLANS[:1])
+    (row,) = run(tmp_path / "audit.json", "--trials", "100", "--secure")
+    assert row["config"]["seed"] is None

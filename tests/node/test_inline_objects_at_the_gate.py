@@ -1,4 +1,4 @@
-"""The gate opens envelopes, answers in them, and believes none of them."""
+"""The gate reads inline objects, sends them, and checks each of them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from tests.node.test_replies_at_the_gate import sent
 
 @dataclass(repr=False)
 class Enveloping(SuperLink):
-    """A SuperLink whose server sends envelopes; it fails over the first replies."""
+    """A SuperLink whose server inlines objects; it fails over the first replies."""
 
     failures: int = 0
 
@@ -59,7 +59,7 @@ def came(superlink: SuperLink) -> fleet_pb2.PushMessagesRequest:
 
 
 def test_flowers_own_node_is_told_in_its_own_form(tmp_path: Path) -> None:
-    """And what it answers object by object reaches the server in an envelope."""
+    """And what it answers object by object reaches the server inline."""
 
     async def visit(place: Place) -> None:
         async with place.node(5) as node:
@@ -81,7 +81,7 @@ def test_flowers_own_node_is_told_in_its_own_form(tmp_path: Path) -> None:
     assert not found.message_object_trees[0].children
 
 
-def test_a_reply_may_come_in_an_envelope(tmp_path: Path) -> None:
+def test_a_reply_may_come_with_inline_objects(tmp_path: Path) -> None:
     """A server that has sent none is answered in Flower's form, and told of them."""
 
     async def visit(place: Place) -> None:
@@ -106,7 +106,7 @@ def test_a_reply_may_come_in_an_envelope(tmp_path: Path) -> None:
     assert pushed == answers[0].objects
 
 
-def test_the_fullest_envelope_gets_through(tmp_path: Path) -> None:
+def test_the_largest_inline_reply_gets_through(tmp_path: Path) -> None:
     """A call that brings no object by itself may be short only, but for its head."""
 
     async def visit(place: Place) -> None:
@@ -152,7 +152,7 @@ def words(request: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "status"), [(stranger, 400), (many, 413), (large, 413), (words, 400)]
 )
-def test_an_envelope_is_not_believed(
+def test_inline_objects_are_checked_like_others(
     change: Callable[[Any], None], status: int, tmp_path: Path
 ) -> None:
     async def visit(place: Place) -> None:

@@ -1,0 +1,206 @@
+"""Bound epsilon from below, by telling neighbouring datasets apart.
+
+An attacker who knows everything but one example, the canary, looks at releases of the
+real code path, `private_gradient`, on two neighbouring datasets. How well it tells them
+apart bounds epsilon from below (Jagielski, Ullman, Oprea, "Auditing Differentially
+Private Machine Learning", NeurIPS 2020). A bound above the accounted epsilon is a bug.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.stats import beta
+from torch import nn
+
+from flwr_safedshb.audit.target_model import ComposedModel
+from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
+from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement
+from flwr_safedshb.privacy.private_gradient import private_gradient
+from flwr_safedshb.privacy.randomness.noise import Randomness
+
+Floats = npt.NDArray[np.float64]
+
+# Raw gradients are this many times the clip norm, so that a missing clip shows.
+_OVERSHOOT = 10.0
+# The share of the releases that chooses the event; the others, unseen, measure it.
+_CHOOSING = 0.25
+_THRESHOLDS = 99
+# With little noise and much sampling, so that half the noise would exceed what is
+# accounted.
+PLANS = (
+    PrivacyPlan(1.0, 1.0, 6, 8),
+    PrivacyPlan(1.0, 1.0, 6, 8, clipping="ghost"),
+    PrivacyPlan(1.0, 1.0, 6, 8, sampling="poisson"),
+    PrivacyPlan(1.0, 0.5, 6, 8, sampling="poisson", adjacency="add-remove"),
+)
+
+
+@dataclass(frozen=True)
+class MeasuredEpsilon:
+    """What was accounted for one release, and what an attacker measured.
+
+    Attributes
+    ----------
+    accounted : PrivacyStatement
+        Upper bound, from the accountant.
+    measured : float
+        Lower bound on epsilon, with the confidence that was asked for.
+    """
+
+    accounted: PrivacyStatement
+    measured: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the measurement does not contradict the accounted epsilon."""
+        return self.measured <= self.accounted.epsilon
+
+
+def measure_epsilon(
+    plan: PrivacyPlan,
+    delta: float,
+    trials: int,
+    confidence: float,
+    randomness: Randomness,
+    progress: Callable[[int], object] = lambda count: None,
+) -> MeasuredEpsilon:
+    """Attack `trials` releases of one step on each of two neighbouring datasets."""
+    without, with_canary = (
+        _release(plan, contributions, trials, randomness, progress)
+        for contributions in neighbouring_contributions(plan)
+    )
+    return MeasuredEpsilon(
+        plan.statement(steps=1, delta=delta),
+        epsilon_lower_bound(without, with_canary, delta, confidence),
+    )
+
+
+def neighbouring_contributions(plan: PrivacyPlan) -> tuple[Floats, Floats]:
+    """Return the worst neighbouring datasets for the plan, as signed gradients.
+
+    Each entry is an example's gradient along one direction, in units of the clip norm.
+    The pairs are those the accountant's dominating distributions belong to: with
+    batches of fixed size the canary replaces an opposite example; under Poisson
+    sampling the other examples stay silent, lest their number add noise. A removed
+    example is one that has no gradient.
+
+    Returns
+    -------
+    (ndarray, ndarray)
+        Both of shape (m,); they differ in the first entry, the canary.
+    """
+    absent = 0.0 if plan.adjacency == "add-remove" else -1.0
+    without = np.full(plan.num_examples, plan.sampler.canary_background)
+    without[0] = absent
+    with_canary = without.copy()
+    with_canary[0] = 1.0
+    return without, with_canary
+
+
+def epsilon_lower_bound(
+    without: Floats, with_canary: Floats, delta: float, confidence: float
+) -> float:
+    """Bound epsilon from below by the best threshold between two samples.
+
+    (epsilon, delta)-privacy means P(E) <= e^epsilon Q(E) + delta for every event E, and
+    with the datasets exchanged. The event, a half-line, is chosen on one part of the
+    samples; Clopper-Pearson intervals on the other part bound both probabilities.
+
+    Parameters
+    ----------
+    without, with_canary : ndarray, shape (trials,)
+        Releases along the canary's direction, in the order in which they were made.
+    delta : float
+    confidence : float
+        Of the returned bound.
+    """
+    cut = int(_CHOOSING * len(without))
+    left = len(without) - cut
+    event = _choose_event(without[:cut], with_canary[:cut], left, delta, confidence)
+    counts = _count(event, without[cut:], with_canary[cut:])
+    return max(0.0, _bound(*counts, left, delta, confidence))
+
+
+def _choose_event(
+    without: Floats, with_canary: Floats, left: int, delta: float, confidence: float
+) -> tuple[bool, float]:
+    """Choose the half-line that should give the best bound on `left` releases."""
+    scale = left / len(without)
+    pooled = np.concatenate([without, with_canary])
+    events = [
+        (above, float(threshold))
+        for threshold in np.quantile(pooled, np.linspace(0.01, 0.99, _THRESHOLDS))
+        for above in (True, False)
+    ]
+
+    def predict_bound(event: tuple[bool, float]) -> float:
+        hits, false_hits = _count(event, without, with_canary)
+        # One more false hit than was seen, lest an empty tail look better than it is.
+        expected = min(scale * (false_hits + 1), left)
+        return _bound(scale * hits, expected, left, delta, confidence)
+
+    return max(events, key=predict_bound)
+
+
+def _count(
+    event: tuple[bool, float], without: Floats, with_canary: Floats
+) -> tuple[int, int]:
+    """Count the event under the dataset that favours it, and under the other."""
+    above, threshold = event
+    if above:
+        return int((with_canary > threshold).sum()), int((without > threshold).sum())
+    return int((without <= threshold).sum()), int((with_canary <= threshold).sum())
+
+
+def _bound(
+    hits: float, false_hits: float, trials: int, delta: float, confidence: float
+) -> float:
+    # Either interval may fail with half of the probability that is left.
+    error = (1 - confidence) / 2
+    lower = beta.ppf(error, hits, trials - hits + 1) if hits else 0.0
+    upper = (
+        beta.ppf(1 - error, false_hits + 1, trials - false_hits)
+        if false_hits < trials
+        else 1.0
+    )
+    return math.log((lower - delta) / upper) if lower > delta else -math.inf
+
+
+def _release(
+    plan: PrivacyPlan,
+    contributions: Floats,
+    trials: int,
+    randomness: Randomness,
+    progress: Callable[[int], object],
+) -> Floats:
+    """Run the client's code on a dataset with given gradients, many times.
+
+    The model is affine in one input, so that a gradient has parts in two tensors. With
+    inputs 1 and a linear loss, an example's gradient is its target in both.
+
+    Returns
+    -------
+    ndarray, shape (trials,)
+        What is released along the direction of the canary's gradient.
+    """
+    size = _OVERSHOOT * plan.clip_norm
+    targets = torch.tensor(contributions * size, dtype=torch.float32).unsqueeze(1)
+    data = torch.ones_like(targets), targets
+    model = ComposedModel(lambda model, x: model.affine(x), affine=nn.Linear(1, 1))
+    gradients = ClippedGradients(model, _linear_loss, plan.clip_norm, plan.clipping)
+    released = np.empty(trials)
+    for trial in range(trials):
+        layers = private_gradient(gradients, data, plan, randomness)
+        released[trial] = sum(float(layer.sum()) for layer in layers) / math.sqrt(2)
+        progress(1)
+    return released
+
+
+def _linear_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs * targets).sum(dim=1)
