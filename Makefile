@@ -114,25 +114,25 @@ docs: setup ## The documentation, as pages in outputs/docs
 	@echo "Written: outputs/docs/index.html"
 
 demo: setup ## Hospitals train while some are hijacked: a table, a report
-	$(BIN)/python -m simulations.studies.demo
+	$(BIN)/python -m simulations.study demo
 
 duel: setup ## The rules against attacks, without training, as a table
-	$(BIN)/python -m simulations.studies.duel
+	$(BIN)/python -m simulations.study duel
 
 audit: setup ## Measure the privacy of the client's own code
 	$(BIN)/safedshb audit --suite epsilon
 
 reproduce: setup ## The paper's experiments: runs, panels, table
-	$(BIN)/python -m simulations.studies.paper
+	$(BIN)/python -m simulations.study paper
 
 beyond: setup ## Other rules, tasks and federations than the paper's
-	$(BIN)/python -m simulations.studies.beyond
+	$(BIN)/python -m simulations.study beyond
 
 withstand: setup ## Which federations withstand colluders, against the plan's prediction
-	$(BIN)/python -m simulations.studies.withstand
+	$(BIN)/python -m simulations.study withstand
 
 yardstick: setup ## A public table of private, robust training, and ours beside it
-	$(BIN)/python -m simulations.studies.yardstick
+	$(BIN)/python -m simulations.study yardstick
 
 chaos: setup ## Break a real federation in every way, and check what must hold
 	$(BIN)/python -m simulations.chaos

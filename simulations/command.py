@@ -55,7 +55,7 @@ def between(low: float, high: float) -> Callable[[str], float]:
     return number
 
 
-def complaining(main: Callable[P, int]) -> Callable[P, int]:
+def print_settings_errors(main: Callable[P, int]) -> Callable[P, int]:
     """Let a command say in one line what is wrong with its settings, and return 2.
 
     With ``HYDRA_FULL_ERROR=1`` the error is raised, as Hydra does.

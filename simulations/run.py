@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from simulations.check import check_study
-from simulations.command import alone_at, complaining
+from simulations.command import alone_at, print_settings_errors
 from simulations.config import (
     SettingsError,
     checkpoint_of,
@@ -42,7 +42,7 @@ from simulations.results.report import run_page
 from simulations.results.schema import RunRecord
 
 
-@complaining
+@print_settings_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Refuse what makes no run, then let Hydra start one, or with ``-m`` many."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -103,7 +103,7 @@ def _job(cfg: DictConfig) -> None:
         sys.exit(code)
 
 
-@complaining
+@print_settings_errors
 def _run(cfg: DictConfig) -> int:
     """Run on the engine of the config; leave model, results and report together."""
     settings = HydraConfig.get()

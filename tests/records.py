@@ -7,7 +7,8 @@ from hydra.utils import instantiate
 
 from simulations.config import composed, resolved
 from simulations.data import fingerprint
-from simulations.results.record import FORMAT, versions
+from simulations.results.machine import versions
+from simulations.results.record import FORMAT
 from simulations.results.schema import RunRecord
 
 

@@ -232,7 +232,7 @@ _EXPERIMENT = {"config", "overrides", "data", "models", "plans", "schedules"}
 _ENGINES = {*_EXPERIMENT, "experiment", "check", "app", "loopback"}
 STUDY = {
     *("command", "config", "data", "engines", "experiment", "models"),
-    "results",
+    *("attacks", "exact_epsilon", "results", "rules", "study"),
 }
 SIMULATION_ROOMS: dict[str, set[str]] = {
     "overrides": set(),
@@ -242,14 +242,17 @@ SIMULATION_ROOMS: dict[str, set[str]] = {
     "data": {"command", "config", "experiment"},
     "models": {"data"},
     "plans": set(),
-    "sleeper": set(),
+    "attacks": set(),
+    "rules": set(),
+    "exact_epsilon": set(),
     "schedules": {"data", "models", "plans"},
     "experiment": _EXPERIMENT,
     "check": {*_EXPERIMENT, "experiment"},
     "app": {*_EXPERIMENT, "experiment", "check"},
     "loopback": set(),
     "engines": _ENGINES,
-    "results": {*_ENGINES, "engines", "command"},
+    "study": {"command", "config", "results", "studies"},
+    "results": {*_ENGINES, "engines", "command", "study"},
     "run": {*_ENGINES, "engines", "command", "results"},
     "benchmarks": {*_ENGINES, "engines", "command", "results"},
     "chaos": {"loopback", "command", "config"},

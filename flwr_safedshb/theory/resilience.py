@@ -11,7 +11,7 @@ Q times what one push does.
 So `withstands` predicts that a training holds if radius max(1, Q) < `MARGIN` times the
 gradient at its first model. The margin was fitted on the paper's task with noise
 multiplier 1 and 400 steps, and tried on other settings of that task: ``python -m
-simulations.studies.withstand``. It errs on both sides: on other tasks trainings that it
+simulations.study withstand``. It errs on both sides: on other tasks trainings that it
 calls safe have failed.
 """
 

@@ -19,7 +19,7 @@ from rich.markdown import Markdown
 from simulations.benchmarks import history, html
 from simulations.benchmarks.result import OUT, format_markdown
 from simulations.benchmarks.thresholds import BENCHMARKS
-from simulations.command import Parser, complaining, prepare_folder
+from simulations.command import Parser, prepare_folder, print_settings_errors
 from simulations.results.publish import check_page, publish
 
 PAGE = "index.html"
@@ -42,7 +42,7 @@ def run_alone(name: str, out: Path, quick: bool) -> html.Section:
     return html.Section(name, seconds, json.loads(path.read_text()), image)
 
 
-@complaining
+@print_settings_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all or some benchmarks, write the page, compare with the last record."""
     parser = Parser(description=__doc__.partition("\n")[0])

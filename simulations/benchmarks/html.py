@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from markdown_it import MarkdownIt
-
 from simulations.benchmarks.history import Entry
 from simulations.benchmarks.result import (
     MET,
@@ -67,8 +65,7 @@ def write_page(
         if section.picture is not None:
             data = base64.b64encode(section.picture).decode()
             blocks.append(f"![{section.name}](data:image/png;base64,{data})")
-    renderer = MarkdownIt("commonmark", {"html": False}).enable("table")
-    body = renderer.render("\n\n".join(blocks))
+    body = page.markdown("\n\n".join(blocks))
     body = body.replace("<table>", '<div class="scroll"><table>')
     return page.whole("Benchmarks", [body.replace("</table>", "</table></div>")])
 

@@ -18,9 +18,9 @@ from rich.markdown import Markdown
 
 from simulations.benchmarks.plots import Panel, save_panels
 from simulations.benchmarks.thresholds import BENCHMARKS
-from simulations.command import Parser, complaining, prepare_folder
+from simulations.command import Parser, prepare_folder, print_settings_errors
 from simulations.results.machine import machine
-from simulations.results.summary import table as markdown_table
+from simulations.results.tables import format_markdown as markdown_table
 
 OUT = Path("outputs/benchmarks")
 MET, MISSED, NOT_MEASURED = "met", "MISSED", "not measured"
@@ -137,7 +137,7 @@ def write_result(folder: Path, name: str, result: Result) -> list[ResultTable]:
     return tables
 
 
-@complaining
+@print_settings_errors
 def run_benchmark(name: str, arguments: Sequence[str] | None = None) -> int:
     """Run one benchmark as a command: measure, print, write."""
     parser = Parser(description=f"Benchmark: {BENCHMARKS[name].title}.")

@@ -21,14 +21,14 @@ from simulations.chaos import problem
 from simulations.chaos.faults import FAULTS
 from simulations.chaos.suite import FaultReport, clear_folder, run_trials
 from simulations.chaos.tolerance import Tolerance, measure_tolerance
-from simulations.command import Parser, at_least, complaining, prepare_folder
+from simulations.command import Parser, at_least, prepare_folder, print_settings_errors
 from simulations.config import SettingsError
 from simulations.loopback import ROOT
 
 STEPS = 6
 
 
-@complaining
+@print_settings_errors
 def main(arguments: list[str] | None = None) -> int:
     """Run the suite; return the exit code."""
     parser = Parser(prog="chaos", description=__doc__)

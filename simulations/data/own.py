@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from simulations.command import Parser, complaining, prepare_folder
+from simulations.command import Parser, prepare_folder, print_settings_errors
 from simulations.config import SettingsError, check_types, explained
 from simulations.data.federation import Examples
 
@@ -62,7 +62,7 @@ def load_own(path: Path) -> Own:
     return Own((torch.from_numpy(inputs), torch.from_numpy(labels)), num_classes)
 
 
-@complaining
+@print_settings_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the shares of an experiment, one file a node."""
     from simulations.experiment import federation

@@ -9,7 +9,7 @@ import numpy as np
 from flwr_safedshb.algorithm.private_evaluation import describe_interval
 from simulations.results import page
 from simulations.results.schema import RunRecord
-from simulations.results.summary import final
+from simulations.results.statistics import final
 
 
 def last_answer(runs: Sequence[RunRecord]) -> str | None:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-from collections.abc import Mapping
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
+# What figures of a run may depend on.
+RUN_PACKAGES = (
+    *("flwr-safedshb", "flwr", "torch", "numpy", "opacus"),
+    *("dp-accounting", "cryptography"),
+)
 PACKAGES = ("numpy", "scipy", "numba", "torch", "opacus", "byzfl", "byzpy")
+
+
+@lru_cache(maxsize=1)
+def versions() -> dict[str, str]:
+    """Return the versions that figures may depend on."""
+    return {"python": platform.python_version()} | {
+        package: metadata.version(package) for package in RUN_PACKAGES
+    }
 
 
 def machine() -> dict[str, object]:
@@ -36,10 +48,3 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.machine()
-
-
-def record(path: Path, settings: Mapping[str, object], results: object) -> None:
-    """Write figures as JSON, with the settings and the machine that they belong to."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figures = {"settings": settings, "machine": machine(), "results": results}
-    path.write_text(json.dumps(figures, indent=2) + "\n")

@@ -1,14 +1,16 @@
 """Pieces of a page of HTML that loads nothing and reads on a phone.
 
-``page.html.j2`` has their markup, and escapes every text that is put into it.
+``page.html.j2`` has their markup; every text that is put into it is escaped.
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from html import escape
 
 from jinja2 import Environment, PackageLoader
+from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
 
 from simulations.results import plots
@@ -20,6 +22,20 @@ _MACROS = (
 )
 
 
+# Escapes HTML.
+_MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
+
+
+def heading(level: int, words: str) -> str:
+    """Return a heading."""
+    return f"<h{level}>{escape(words)}</h{level}>"
+
+
+def markdown(text: str) -> str:
+    """Return Markdown as HTML."""
+    return str(_MARKDOWN.render(text))
+
+
 def picture(figure: Figure, caption: str) -> str:
     """Return a figure as an image inside the page."""
     # As an image of its own, so that the names inside several do not clash.
@@ -29,6 +45,8 @@ def picture(figure: Figure, caption: str) -> str:
 
 def pictures(figures: Sequence[str]) -> str:
     """Return figures side by side where there is room."""
+    if not figures:
+        return ""
     return f'<div class="pictures">{"".join(figures)}</div>'
 
 
@@ -38,8 +56,9 @@ def cards(facts: Mapping[str, str]) -> str:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table, without a head if all of it is empty."""
-    return _made("table", heads, rows)
+    """Return a table whose cells may have Markdown; on a phone each row is a block."""
+    cells = [[_MARKDOWN.renderInline(cell) for cell in row] for row in rows]
+    return _made("table", heads, cells)
 
 
 def details(name: str, content: str) -> str:

@@ -9,11 +9,8 @@ from __future__ import annotations
 import copy
 import json
 import math
-import platform
 import shlex
 from collections.abc import Sequence
-from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import cast
 
@@ -31,6 +28,7 @@ from simulations.data import fingerprint
 from simulations.experiment import attacked, federation, untrained
 from simulations.models import evaluate
 from simulations.plans import plans_of, spent, statement
+from simulations.results.machine import versions
 from simulations.results.schema import (
     Answers,
     Evaluations,
@@ -42,15 +40,6 @@ from simulations.results.schema import (
 )
 
 FORMAT = 4
-PACKAGES = (
-    "flwr-safedshb",
-    "flwr",
-    "torch",
-    "numpy",
-    "opacus",
-    "dp-accounting",
-    "cryptography",
-)
 SEEDED = (
     "The noise of this run was seeded so that it can be repeated: whoever knows the "
     "seed can remove it. The epsilon is that of the same run with noise from the "
@@ -105,14 +94,6 @@ def same(run: RunRecord, overrides: Sequence[str]) -> bool:
         and run["versions"] == versions()
         and run["data"].get("sha256") == fingerprint(instantiate(composed(text).data))
     )
-
-
-@lru_cache(maxsize=1)
-def versions() -> dict[str, str]:
-    """Return the versions that figures may depend on."""
-    return {"python": platform.python_version()} | {
-        package: metadata.version(package) for package in PACKAGES
-    }
 
 
 def write(path: Path, run: RunRecord) -> None:

@@ -1,7 +1,7 @@
-"""One page of HTML for a run or a sweep, with everything in it.
+"""Pages of HTML for a run, a study or a multirun, with everything in them.
 
-``python -m simulations.results.report RESULT.json ... --output report.html``. The page
-loads nothing: pictures are inside it, and it reads on a phone as on a desk.
+``python -m simulations.results.report RESULT.json ... --output FOLDER``. A page loads
+nothing: pictures are inside it, and it reads on a phone as on a desk.
 """
 
 from __future__ import annotations
@@ -10,23 +10,31 @@ import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from simulations.command import Parser, complaining, prepare_file
+from flwr_safedshb.atomic_io import replace_file
+from simulations.command import Parser, prepare_folder, print_settings_errors
 from simulations.config import explained
-from simulations.results import page, plots, record
-from simulations.results.answers import answers_section, nodes_section
+from simulations.results import page, plots
+from simulations.results.comparison import ATTACK_WORDS, name_panel
 from simulations.results.plots import Floats
 from simulations.results.schema import RunRecord
-from simulations.results.summary import Groups, curve, final
+from simulations.results.statistics import QUANTITIES, curve
+from simulations.results.sweep import Training, write_csv
+from simulations.results.tables import MAX_ROWS, slugify
+from simulations.study import Case, Runs, Section, Study
 
-QUANTITIES = {"accuracy": "Test accuracy", "training_loss": "Training loss"}
+TITLES = {"accuracy": "Test accuracy", "training_loss": "Training loss"}
 BINS = 80
 
 
 def run_page(run: RunRecord) -> str:
     """Return the page of one run."""
+    # Flower comes with it, and reports of studies without training need none.
+    from simulations.results.answers import answers_section, nodes_section
+
     config = run["config"]
     title = " ".join(run["overrides"]) or "default configuration"
     epsilon = run["privacy"]["epsilon"]
@@ -46,7 +54,7 @@ def run_page(run: RunRecord) -> str:
         f"<h1>Safe-DSHB: one run</h1><p><code>{escape(title)}</code></p>",
         page.cards(cards),
         "<h2>Training</h2>",
-        page.pictures([_curves({"this run": [run]}, q) for q in QUANTITIES]),
+        page.pictures([_draw_curves(run, quantity) for quantity in QUANTITIES]),
         "<h2>Who was left out</h2>",
         _left_out([run]),
         answers_section({"this run": [run]}),
@@ -62,75 +70,121 @@ def run_page(run: RunRecord) -> str:
     return page.whole(title, body)
 
 
-def sweep_page(
-    title: str, panels: Mapping[str, Groups], notes: str = "", lead: str = ""
-) -> str:
-    """Return the page of a sweep.
-
-    Parameters
-    ----------
-    title : str
-    panels : mapping of title to groups
-        Each is drawn as one panel for each quantity, one curve for each group.
-    notes : str
-        Text to show as it is, after the results.
-    lead : str
-        What the page is about, in a paragraph.
-    """
-    some_runs = (
-        run for groups in panels.values() for g in groups.values() for run in g
-    )
-    # A benchmark may stand in several panels.
-    runs = list({id(run): run for run in some_runs}.values())
-    seeds = sorted({run["seed"] for run in runs})
-    body = [
-        f"<h1>{escape(title)}</h1>",
-        f"<p>{escape(lead)}</p>" if lead else "",
-        page.cards(
-            {
-                "runs": str(len(runs)),
-                "seeds": ", ".join(map(str, seeds)),
-                "seconds, all runs": f"{sum(run['seconds'] for run in runs):.0f}",
-            }
-        ),
-        "<h2>Results</h2>",
-        "<p>Accuracy is that of the model returned, on the test set, mean ± standard "
-        "deviation over the seeds; beside it the epsilon of each honest node, and in "
-        "how many of 100 chances the rule left an adversary, or an honest node, out: "
-        "those who hide among the honest stay in. Lines are means over the seeds, "
-        "shades one standard deviation.</p>",
-    ]
-    for name, groups in panels.items():
-        body.append(f"<h3>{escape(name)}</h3>{_finals(groups)}")
-        body.append(page.pictures([_curves(groups, q) for q in QUANTITIES]))
-        told = {label: some for label, some in groups.items() if _tells(some)}
-        strips = [f"<h3>{escape(k)}</h3>{_left_out(v)}" for k, v in told.items()]
-        if strips:
-            body.append(page.details("Who was left out, by step", "".join(strips)))
-        body.append(answers_section(groups))
-    body.append(nodes_section(runs))
-    body += ["<h2>Excluded replies</h2>", _excluded(runs), _privacy(runs)]
-    if notes:
-        body += ["<h2>Notes</h2>", f'<pre class="notes">{escape(notes)}</pre>']
-    body += ["<h2>Configuration</h2>", _configuration(runs[0])]
-    return page.whole(title, body)
+def write_report(
+    folder: Path, study: Study, sections: Sequence[Section], runs: Runs[Any]
+) -> None:
+    """Write the figures, the long tables and ``report.html`` of a study."""
+    body = [page.heading(1, study.title), page.markdown(study.question)]
+    cards = {
+        "runs": str(len(runs)),
+        "seeds": ", ".join(map(str, runs.seeds)),
+        "seconds, all runs": f"{sum(r['seconds'] for r in runs.values()):.0f}",
+    }
+    body.append(page.cards(cards))
+    body.append(page.markdown("Every run is a row of [results.csv](results.csv)."))
+    for section in sections:
+        body += [page.heading(2, section.title), page.markdown(section.text)]
+        body.append(page.pictures(_draw_section(section, folder / "figures")))
+        if section.table is not None:
+            body.append(_table(section, folder))
+        body.append(page.markdown(section.notes))
+    if study.measure is None:
+        body += _training_sections(runs, {**ATTACK_WORDS, **study.words})
+    (folder / "report.html").write_text(page.whole(study.title, body))
 
 
-def grouped(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
-    """Put runs together that differ in their seed alone."""
+def _table(section: Section, folder: Path) -> str:
+    table = section.table
+    assert table is not None
+    made = page.table(table.heads, table.rows)
+    if table.is_short:
+        return made
+    name = f"{slugify(section.title)}.csv"
+    replace_file(folder / name, lambda file: file.write(table.csv.encode()))
+    link = page.markdown(f"The same as a file: [{name}]({name}).")
+    return page.details(f"Table of {len(table.rows)} rows", made + link)
+
+
+def _draw_section(section: Section, folder: Path) -> list[str]:
+    """Write a section's figures as PNG and SVG; return them as pictures of the page."""
+    pictures, stem = [], slugify(section.title)
+    for title, by_quantity in section.panels.items():
+        for quantity, curves in by_quantity.items():
+            figure = plots.panel(curves, quantity, title)
+            plots.save(figure, folder / f"{stem}_{slugify(title)}_{quantity}")
+            pictures.append(page.picture(figure, ""))
+    quantities = {quantity for some in section.panels.values() for quantity in some}
+    for quantity in sorted(quantities):
+        content = {title: some[quantity] for title, some in section.panels.items()}
+        plots.save(plots.panels(content, quantity), folder / f"{stem}_{quantity}")
+    for caption, figure in section.figures.items():
+        plots.save(figure, folder / slugify(caption))
+        pictures.append(page.picture(figure, caption))
+    return pictures
+
+
+def _training_sections(runs: Runs[RunRecord], words: Mapping[str, str]) -> list[str]:
+    """Return what every report of trainings ends with."""
+    from simulations.results.answers import answers_section, nodes_section
+
     groups: dict[str, list[RunRecord]] = {}
-    for run in runs:
-        rest = [part for part in run["overrides"] if not part.startswith("seed=")]
-        groups.setdefault(" ".join(rest) or "default", []).append(run)
-    return groups
+    for case, run in runs.items():
+        groups.setdefault(name_panel([*case.labels.values()], words), []).append(run)
+    records = list(runs.values())
+    rows = [[label, *_shares_by_kind(some)] for label, some in groups.items()]
+    body = []
+    if told := [row for row in rows if row[1:] != ["-", "-"]]:
+        heads = ["runs", "an adversary was left out", "an honest node was left out"]
+        text = (
+            "In how many of 100 steps the rule gave an adversary, or an honest node, "
+            "no weight: means over such nodes, steps and seeds. Adversaries who hide "
+            "among the honest nodes stay in."
+        )
+        shown = page.table(heads, told)
+        strips = [
+            f"<h3>{escape(label)}</h3>{_left_out(some)}"
+            for label, some in groups.items()
+            if _tells(some)
+        ]
+        body += [
+            page.heading(2, "Who was left out of the aggregate"),
+            page.markdown(text),
+            shown if len(told) <= MAX_ROWS else page.details("Table", shown),
+            page.details("By step", "".join(strips)),
+        ]
+    body += [answers_section(groups), nodes_section(records)]
+    body += [page.heading(2, "Excluded replies"), _excluded(records)]
+    return [
+        *body,
+        _privacy(records),
+        page.heading(2, "Configuration"),
+        _configuration(records[0]),
+    ]
 
 
-def epsilons(runs: Sequence[RunRecord]) -> str:
-    """Return the epsilons of some runs, from the smallest to the largest."""
-    found = [run["privacy"]["epsilon"] for run in runs]
-    values = sorted(float("inf") if e is None else e for e in found)
-    words = ["∞" if e == float("inf") else f"{e:.3g}" for e in values]
-    return words[0] if words[0] == words[-1] else f"{words[0]} to {words[-1]}"
+def label_runs(records: Sequence[RunRecord]) -> Runs[RunRecord]:
+    """Return runs by the overrides in which they differ, which become their labels."""
+    given = [dict(one.split("=", 1) for one in r["overrides"]) for r in records]
+    every = dict.fromkeys(key for one in given for key in one if key != "seed")
+    axes = [key for key in every if len({one.get(key) for one in given}) > 1]
+    return Runs(
+        {
+            Case(
+                {key.lstrip("+"): one.get(key, "default") for key in axes},
+                seed=run["seed"],
+            ): run
+            for one, run in zip(given, records, strict=True)
+        }
+    )
+
+
+def write_joint_report(folder: Path, records: Sequence[RunRecord]) -> None:
+    """Write ``results.csv``, plots and ``report.html`` of runs that belong together."""
+    runs = label_runs(records)
+    study = Study("runs", "Safe-DSHB: several runs", "", ())
+    folder.mkdir(parents=True, exist_ok=True)
+    write_csv(folder / "results.csv", runs, Training())
+    write_report(folder, study, study.sections(runs), runs)
 
 
 def shares_left_out(runs: Sequence[RunRecord]) -> Floats:
@@ -214,20 +268,12 @@ def _privacy(runs: Sequence[RunRecord]) -> str:
         "<h2>Privacy spent</h2><p>By each honest node, against everyone else, the "
         "server included; of nodes with different m, by the one that holds the fewest "
         "examples. Noise is its multiplier, in units of 2C/b.</p>"
-        + page.table([""], rows)
+        + page.table([""] * len(rows[0]), rows)
         + "".join(
             f'<p class="{"warning" if seeded else ""}">{escape(note)}</p>'
             for note, seeded in notes.items()
         )
     )
-
-
-def _finals(groups: Groups) -> str:
-    rows = []
-    for label, some in groups.items():
-        cells = [label, str(final(some)), epsilons(some)]
-        rows.append(cells + _shares_by_kind(some))
-    return page.table(["", "accuracy", "ε", "adversary out", "honest out"], rows)
 
 
 def _shares_by_kind(runs: Sequence[RunRecord]) -> list[str]:
@@ -236,14 +282,14 @@ def _shares_by_kind(runs: Sequence[RunRecord]) -> list[str]:
     shares = np.nanmean(shares_left_out(runs), axis=1)
     hostile = np.isin(np.arange(len(shares)), runs[0]["adversaries"])
     return [
-        f"{100 * shares[kind].mean():.0f}" if kind.any() else "-"
+        f"{100 * shares[kind].mean():.0f} %" if kind.any() else "-"
         for kind in (hostile, ~hostile)
     ]
 
 
-def _curves(groups: Groups, quantity: str) -> str:
-    curves = {label: curve(some, quantity) for label, some in groups.items()}
-    return page.picture(plots.panel(curves, quantity, QUANTITIES[quantity]), "")
+def _draw_curves(run: RunRecord, quantity: str) -> str:
+    curves = {"this run": curve([run], quantity)}
+    return page.picture(plots.panel(curves, quantity, TITLES[quantity]), "")
 
 
 def _configuration(run: RunRecord) -> str:
@@ -261,12 +307,14 @@ def _words(name: str) -> str:
     return name.replace("_", " ").replace("-", " ")
 
 
-@complaining
+@print_settings_errors
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the page of the runs in some files."""
+    """Write the report of the runs in some files."""
     parser = Parser(description=__doc__)
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--output", type=Path, default=Path("report.html"))
+    from simulations.results import record
+
+    parser.add_argument("--output", type=Path, default=Path("outputs/report"))
     args = parser.parse_args(argv)
     runs = []
     for path in args.files:
@@ -275,13 +323,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if run is None:
             parser.error(f"{path} is not the result of a run")
         runs.append(run)
-    prepare_file(args.output)
+    prepare_folder(args.output)
     if len(runs) == 1:
-        text = run_page(runs[0])
+        (args.output / "report.html").write_text(run_page(runs[0]))
     else:
-        text = sweep_page("Safe-DSHB: a sweep", {"All runs": grouped(runs)})
-    args.output.write_text(text)
-    print(f"report: {args.output}")
+        write_joint_report(args.output, runs)
+    print(f"report: {args.output / 'report.html'}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Every constant against an optimiser: ``python -m simulations.studies.constants``.
+"""Every constant against an optimiser: ``python -m simulations.study constants``.
 
 A constant kappa says that no n vectors take the rule's output farther from the mean of
 n - f of them than kappa times their spread. Here an optimiser looks for vectors that
@@ -8,13 +8,13 @@ above, and how near it comes says how much of a constant is real.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import shlex
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.progress import track
 
 from flwr_safedshb.aggregation import (
     CAF,
@@ -34,8 +34,10 @@ from flwr_safedshb.theory import (
     kappa_lower_bound,
     kappa_spectral,
 )
-from simulations.command import Parser, at_least, complaining, prepare_file
+from simulations.results.tables import Table
+from simulations.study import Runs, Section, Study, grid
 
+LARGEST = 9
 Floats = NDArray[np.float64]
 # From n vectors, (n, d), of which the last n - f are S: error over kappa times spread.
 Excess = Callable[[Floats, int], float]
@@ -64,19 +66,7 @@ class Claim:
     error: Excess
 
 
-@dataclass(frozen=True)
-class Found:
-    """The worst vectors that were found for a claim."""
-
-    claim: str
-    n: int
-    f: int
-    proven: float
-    best: float
-    vectors: Floats
-
-
-def claims() -> Iterator[Claim]:
+def list_claims() -> Iterator[Claim]:
     """Yield every constant that the package states of a rule."""
     for rule in (SMEA(), Krum(), Median(), GeometricMedian(), TrimmedMean()):
         yield from _in_both_senses(rule, type(rule).__name__)
@@ -136,13 +126,20 @@ def _ratio(vectors: Floats, f: int, out: NDArray[np.floating], spectral: bool) -
     return float(np.square(out - honest.mean(axis=0)).sum()) / spread
 
 
-def attack(
+def attack_claim(
+    claim: str, n: int, f: int, starts: int = 12, steps: int = 250, seed: int = 0
+) -> dict[str, object]:
+    """Look for vectors that break a claim, by its name; return how near they come."""
+    (chosen,) = (one for one in list_claims() if one.name == claim)
+    proven, (best, _) = chosen.kappa(n, f), search(chosen, n, f, starts, steps, seed)
+    assert proven is not None
+    return {"n": n, "f": f, "proven": proven, "found": best}
+
+
+def search(
     claim: Claim, n: int, f: int, starts: int, steps: int, seed: int = 0
-) -> Found | None:
-    """Look for vectors that break a claim; None where nothing is claimed."""
-    proven = claim.kappa(n, f)
-    if proven is None:
-        return None
+) -> tuple[float, Floats]:
+    """Return the largest error over spread that an optimiser finds, and its vectors."""
     rng = np.random.default_rng([seed, n, f])
     best, worst = 0.0, np.zeros((n, 1))
     for start in range(starts):
@@ -159,7 +156,7 @@ def attack(
                 step = max(0.9 * step, 1e-6)
         if value > best:
             best, worst = value, x
-    return Found(claim.name, n, f, proven, best, worst)
+    return best, worst
 
 
 def _start(start: int, n: int, f: int, d: int, rng: np.random.Generator) -> Floats:
@@ -188,69 +185,68 @@ def _some(n: int, rng: np.random.Generator) -> Floats:
     return chosen
 
 
-def pairs(largest: int) -> Iterator[tuple[int, int]]:
+def list_pairs(largest: int) -> Iterator[tuple[int, int]]:
     """Yield every n from 5 on with every f."""
     for n in range(5, largest + 1):
         for f in range(1, (n - 1) // 2 + 1):
             yield n, f
 
 
-def table(found: Sequence[Found]) -> str:
-    """Return what was found as a table, a row for each claim, n and f."""
-    lines = ["| constant | n | f | proven | best found | proven / found | f/(n-2f) |"]
-    lines.append("|---" * 7 + "|")
-    for one in found:
-        limit = kappa_lower_bound(one.n, one.f)
-        lines.append(
-            f"| {one.claim} | {one.n} | {one.f} | {one.proven:.4g} | {one.best:.4g} | "
-            f"{one.proven / one.best:.3g} | {limit:.3g} |"
-        )
-    return "\n".join(lines) + "\n"
+def make_grid() -> Iterator[Any]:
+    """Yield a case for each claim, n and f for which there is a constant."""
+    for claim in list_claims():
+        for n, f in list_pairs(LARGEST):
+            if claim.kappa(n, f) is not None:
+                yield from grid(
+                    claim={claim.name: shlex.quote(f"claim={claim.name}")},
+                    n={f"{n}": f"n={n}"},
+                    f={f"{f}": f"f={f}"},
+                )
 
 
-def summary(found: Sequence[Found]) -> str:
-    """Return how near the optimiser came to each constant, over all n and f."""
-    lines = ["| constant | proven / found, least | at n, f | most | at n, f |"]
-    lines.append("|---" * 5 + "|")
-    for name in dict.fromkeys(one.claim for one in found):
-        rows = [one for one in found if one.claim == name]
-        low, high = (
-            pick(rows, key=lambda one: one.proven / one.best) for pick in (min, max)
-        )
-        cells = [name]
-        for one in (low, high):
-            cells += [f"{one.proven / one.best:.3g}", f"{one.n}, {one.f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-@complaining
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Attack every constant; 1 if one is broken."""
-    parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("--largest", type=at_least(5), default=9, help="n (default: 9)")
-    parser.add_argument(
-        "--starts", type=at_least(1), default=12, help="of the optimiser"
+def report(runs: Runs[Any]) -> Iterator[Section]:
+    """Yield how near the optimiser came to each constant, and every search."""
+    rows, summary = [], []
+    for claim, groups in runs.groups("claim").items():
+        metrics = [run["metrics"] for run in groups]
+        ends: list[str] = []
+        for pick in (min, max):
+            one = pick(metrics, key=lambda m: m["proven"] / m["found"])
+            ends += [f"{one['proven'] / one['found']:.3g}", f"{one['n']}, {one['f']}"]
+        summary.append([claim, *ends])
+        for one in metrics:
+            n, f, proven, best = (one[key] for key in ("n", "f", "proven", "found"))
+            figures = [f"{proven:.4g}", f"{best:.4g}", f"{proven / best:.3g}"]
+            limit = f"{kappa_lower_bound(n, f):.3g}"
+            rows.append([claim, f"{n}", f"{f}", *figures, limit])
+    broken = sum(map(_is_broken, runs.values()))
+    heads = ["constant", "proven / found, least", "at n, f", "most", "at n, f"]
+    yield Section(
+        "How near an optimiser comes",
+        f"{len(runs)} constants attacked, {broken} broken.",
+        Table(heads, summary),
     )
-    parser.add_argument(
-        "--steps", type=at_least(0), default=250, help="from each start"
-    )
-    parser.add_argument("--out", type=Path, default=Path("outputs/constants.md"))
-    options = parser.parse_args(arguments)
-    prepare_file(options.out)
-    cases = [(claim, n, f) for claim in claims() for n, f in pairs(options.largest)]
-    found = [
-        one
-        for case in track(cases, "attacking constants")
-        if (one := attack(*case, options.starts, options.steps)) is not None
-    ]
-    broken = [one for one in found if one.best > one.proven * (1.0 + RESOLUTION)]
-    text = table(found) + "\n" + summary(found)
-    print(text)
-    options.out.write_text(text)
-    print(f"{len(found)} constants attacked, {len(broken)} broken; see {options.out}")
-    return 1 if broken else 0
+    heads = ["constant", "n", "f", "proven", "best found", "proven / found", "f/(n-2f)"]
+    yield Section("All searches", table=Table(heads, rows))
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def _is_broken(run: dict[str, Any]) -> bool:
+    found = run["metrics"]
+    return bool(found["found"] > found["proven"] * (1.0 + RESOLUTION))
+
+
+def is_any_broken(runs: Runs[Any]) -> bool:
+    """Return True if a constant is broken."""
+    return any(map(_is_broken, runs.values()))
+
+
+study = Study(
+    "constants",
+    "Every constant against an optimiser",
+    "Do any vectors take a rule farther from the honest mean than its constant says?",
+    list(make_grid()),
+    seeds=(0,),
+    report=report,
+    measure=attack_claim,
+    failed=is_any_broken,
+)

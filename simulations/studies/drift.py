@@ -1,9 +1,8 @@
-"""The paper's drift lemma against its counterexample.
+"""The paper's drift lemma against its counterexample: ``-m simulations.study drift``.
 
-``python -m simulations.studies.drift``. Delta_t is the top eigenvalue of the covariance
-of the h honest momentums. The lemma bounds it by a recursion, with Gcov^2 the largest
-eigenvalue of the honest gradients' covariance, s the deviation of the noise in each of
-d coordinates, and full batches:
+Delta_t is the top eigenvalue of the covariance of the h honest momentums. The lemma
+bounds it by a recursion, with Gcov^2 the largest eigenvalue of the honest gradients'
+covariance, s the deviation of the noise in each of d coordinates, and full batches:
 
 E Delta_{t+1} <= beta E Delta_t + (1-beta) Gcov^2 + 2 (1-beta)^2 36 s^2 (1 + d/h).
 
@@ -13,16 +12,14 @@ E Delta_{t+1} <= beta E Delta_t + (1-beta) Gcov^2 + 2 (1-beta)^2 36 s^2 (1 + d/h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.markdown import Markdown
 
-from simulations.command import Parser, at_least, complaining
-from simulations.results.summary import table
+from simulations.results.tables import Table
+from simulations.study import Runs, Section, Study, grid
 
 Floats = NDArray[np.float64]
 
@@ -56,17 +53,10 @@ def draw_drifts(
     return np.array(found)
 
 
-@dataclass(frozen=True)
-class Sides:
-    """Both sides of the lemma for E Delta_2, and the error of their difference."""
-
-    left: float
-    right: float
-    error: float
-
-
-def compare_sides(noise_std: float, draws: int, factor: float = FACTOR) -> Sides:
-    """Measure both sides of the lemma on the counterexample.
+def compare_sides(
+    noise_std: float, draws: int = 400_000, factor: float = FACTOR, seed: int = 0
+) -> dict[str, float]:
+    """Return both sides of the lemma for E Delta_2, and the error of their difference.
 
     Parameters
     ----------
@@ -75,36 +65,53 @@ def compare_sides(noise_std: float, draws: int, factor: float = FACTOR) -> Sides
     draws : int
     factor : float
         What stands before the noise on the right.
+    seed : int
+        Of the first block of draws.
     """
     h, d = CROSS.shape
     blocks = [
-        draw_drifts(CROSS, [0.0, 0.5], noise_std, min(BLOCK, draws - done), seed)
-        for seed, done in enumerate(range(0, draws, BLOCK))
+        draw_drifts(
+            CROSS, [0.0, 0.5], noise_std, min(BLOCK, draws - done), seed + block
+        )
+        for block, done in enumerate(range(0, draws, BLOCK))
     ]
     first, second = np.concatenate(blocks, axis=1)
     # Gcov^2 = 1/4 in every direction; beta = 1 - beta = 1/2.
     rest = 0.5 * 0.25 + factor * 0.25 * 36 * noise_std**2 * (1 + d / h)
     gaps = second - 0.5 * first - rest
-    right = 0.5 * first.mean() + rest
-    return Sides(float(second.mean()), float(right), float(gaps.std() / draws**0.5))
+    return {
+        "left": float(second.mean()),
+        "right": float(0.5 * first.mean() + rest),
+        "error": float(gaps.std() / draws**0.5),
+    }
 
 
-@complaining
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print both sides for some noise; 1 if the lemma is not broken."""
-    parser = Parser(prog="python -m simulations.studies.drift")
-    parser.add_argument("--noises", type=float, nargs="+", default=[0.005, 0.002])
-    parser.add_argument("--draws", type=at_least(1000), default=400_000)
-    args = parser.parse_args(argv)
-    found = {noise: compare_sides(noise, args.draws) for noise in args.noises}
+def report(runs: Runs[Any]) -> Iterator[Section]:
+    """Yield both sides for each noise."""
     rows = [
-        [f"{s:g}", f"{it.left:.5f}", f"{it.right:.5f}", f"{it.error:.6f}"]
-        for s, it in found.items()
+        [f"{float(case.labels['noise_std']):g}"]
+        + [f"{run['metrics'][key]:.5f}" for key in ("left", "right")]
+        + [f"{run['metrics']['error']:.6f}"]
+        for case, run in runs.items()
     ]
     heads = ["s", "E Delta_2", "at most, says the lemma", "standard error of the gap"]
-    Console().print(Markdown("\n".join(table(heads, rows))))
-    return 0 if all(it.left > it.right for it in found.values()) else 1
+    yield Section("Both sides of the lemma", table=Table(heads, rows))
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def is_not_broken(runs: Runs[Any]) -> bool:
+    """Return True if the lemma holds for some noise."""
+    return any(
+        run["metrics"]["left"] <= run["metrics"]["right"] for run in runs.values()
+    )
+
+
+study = Study(
+    "drift",
+    "The paper's drift lemma against its counterexample",
+    "Is the drift of honest momentums ever above the paper's bound?",
+    grid(noise_std=(0.005, 0.002)),
+    seeds=(0,),
+    report=report,
+    measure=compare_sides,
+    failed=is_not_broken,
+)

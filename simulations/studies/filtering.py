@@ -1,4 +1,4 @@
-"""Measure what adaptive choices cost: ``python -m simulations.studies.filtering``.
+"""Measure what adaptive choices cost: ``python -m simulations.study filtering``.
 
 For ordinary histories of a ledger, the least budget that admits them: if all of it was
 committed beforehand (PLD), if only the first run was (a Renyi filter for the rest), and
@@ -7,17 +7,16 @@ if nothing was (the filter, charge by charge).
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from flwr_safedshb.privacy.accounting import accountant
 from flwr_safedshb.privacy.accounting.renyi_filter import RenyiFilter
 from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan
+from simulations.results.tables import Table
+from simulations.study import Runs, Section, Study, grid
 
 DELTA = 1e-5
 UNIT: Adjacency = "replace-one"
@@ -27,27 +26,7 @@ FACTORS = np.geomspace(1.0, 5.0, 400)
 Block = tuple[tuple[PrivacyPlan, int], ...]
 
 
-@dataclass(frozen=True)
-class Costs:
-    """The least budgets for one history."""
-
-    history: str
-    composed: float
-    first_committed: float
-    adaptive: float
-
-    def cells(self) -> tuple[str, ...]:
-        """Return a row of the table: budgets, and their ratios to PLD."""
-        ratios = [b / self.composed for b in (self.first_committed, self.adaptive)]
-        budgets = [self.composed, self.first_committed, self.adaptive]
-        return (
-            self.history,
-            *(f"{budget:.3g}" for budget in budgets),
-            *(f"{ratio:.2f}" for ratio in ratios),
-        )
-
-
-def histories() -> dict[str, list[Block]]:
+def list_histories() -> dict[str, list[Block]]:
     """Return ordinary histories: the runs of each, as what they are charged for."""
     paper = PrivacyPlan(1.0, 1.0, 25, 2763)
     calmer = PrivacyPlan(1.0, 2.0, 25, 2763)
@@ -69,17 +48,17 @@ def histories() -> dict[str, list[Block]]:
     }
 
 
-def costs_of(history: str, runs: Sequence[Block]) -> Costs:
-    """Return the least budgets for a history of runs."""
+def find_budgets(history: int) -> dict[str, float]:
+    """Return the least budgets for a history, by its place in the list."""
+    runs = list(list_histories().values())[history]
     charges = [entry for run in runs for entry in run]
     composed = accountant.compute_epsilon(charges, DELTA, UNIT)
     plan, _ = runs[0][0]
-    return Costs(
-        history,
-        composed,
-        composed if len(runs) == 1 else _least_budget(runs[0], charges, composed),
-        _least_budget(((plan, 1),), charges, composed),
-    )
+    committed = composed
+    if len(runs) > 1:
+        committed = _least_budget(runs[0], charges, composed)
+    adaptive = _least_budget(((plan, 1),), charges, composed)
+    return {"composed": composed, "first_committed": committed, "adaptive": adaptive}
 
 
 def _least_budget(
@@ -94,22 +73,26 @@ def _least_budget(
     )
 
 
-def main() -> int:
-    """Print the table."""
-    heads = (
-        "history",
-        "PLD",
-        "first run committed",
-        "nothing committed",
-        "/ PLD",
-        "/ PLD",
+def report(runs: Runs[Any]) -> Iterator[Section]:
+    """Yield budgets, and their ratios to PLD."""
+    rows = []
+    for case, run in runs.items():
+        budgets = list(run["metrics"].values())
+        ratios = [f"{budget / budgets[0]:.2f}" for budget in budgets[1:]]
+        rows.append([case.labels["history"], *(f"{b:.3g}" for b in budgets), *ratios])
+    heads = ["history", "PLD", "first run committed", "nothing committed"]
+    yield Section(
+        f"Least budget at delta = {DELTA:g}",
+        table=Table([*heads, "first / PLD", "nothing / PLD"], rows),
     )
-    table = Table(*heads, title=f"Least budget at delta = {DELTA:g}")
-    for history, runs in histories().items():
-        table.add_row(*costs_of(history, runs).cells())
-    Console().print(table)
-    return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+study = Study(
+    "filtering",
+    "What adaptive choices cost",
+    "How much more budget does a history need if less of it is committed beforehand?",
+    grid(history={name: f"history={i}" for i, name in enumerate(list_histories())}),
+    seeds=(0,),
+    report=report,
+    measure=find_budgets,
+)

@@ -1,74 +1,45 @@
-"""Draw the picture of the README: ``python -m simulations.studies.picture``.
+"""The picture of the README: ``python -m simulations.study picture``.
 
 The paper's task, one or three of seven clients hostile, every client with the same
 privacy, under an attack of the paper and under the strongest that we ship; the only
 things that differ are how many are hostile and what the server does with what it
-receives.
+receives. ``cp outputs/picture/figures/attack.png docs/images/`` puts it there.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 from matplotlib.figure import Figure
-from rich.progress import track
 
-from simulations.command import Parser, at_least, complaining, prepare_picture
-from simulations.engines import run
-from simulations.results import record
-from simulations.results.plots import Curve, panels
+from simulations.results import plots
 from simulations.results.schema import RunRecord
+from simulations.results.statistics import curve
+from simulations.results.tables import Table
+from simulations.study import Runs, Section, Study, grid
 
 ATTACKS = {
     "FOE, an attack of the paper": "attack=foe",
     "the strongest attack that we ship": "attack=strongest",
 }
-UNHARMED = "averaging, nobody hostile"
 METHODS = {
-    UNHARMED: ["experiment=dp-dsgd"],
-    "SMEA, 1 of 7 hostile": [
-        "experiment=paper",
-        "aggregation=smea",
-        "num_malicious_nodes=1",
-    ],
-    "SMEA, 3 of 7 hostile": ["experiment=paper", "aggregation=smea"],
-    "averaging, 1 of 7 hostile": [
-        "experiment=paper",
-        "aggregation=average",
-        "num_malicious_nodes=1",
-    ],
+    "SMEA, 1 of 7 hostile": "aggregation=smea num_malicious_nodes=1",
+    "SMEA, 3 of 7 hostile": "aggregation=smea",
+    "averaging, 1 of 7 hostile": "aggregation=average num_malicious_nodes=1",
 }
+NO_ATTACK = {"averaging, nobody hostile": "experiment=dp-dsgd"}
 
 
-def overrides(method: str, attack: str, seed: int) -> list[str]:
-    """Return the configuration of one run."""
-    attacked = method != UNHARMED
-    return [*METHODS[method], *[attack] * attacked, f"seed={seed}"]
-
-
-def picture(runs: dict[str, dict[str, list[RunRecord]]]) -> Figure:
+def draw_picture(runs: Runs[RunRecord]) -> Figure:
     """Draw accuracy by step, a panel for each attack, mean and deviation over seeds."""
     content = {
-        attack: {
-            method: Curve(
-                np.array(records[0]["evaluations"]["step"], dtype=float),
-                np.array([record["evaluations"]["accuracy"] for record in records]),
-            )
-            for method, records in methods.items()
-        }
-        for attack, methods in runs.items()
+        attack: {k: curve(v, "accuracy") for k, v in some.groups("method").items()}
+        for attack, some in runs.by("attack").items()
     }
-    figure = panels(content, "accuracy")
+    figure = plots.panels(content, "accuracy")
     figure.axes[0].set_ylim(0.0, 1.0)
-    said = [
-        run["privacy"]
-        for methods in runs.values()
-        for records in methods.values()
-        for run in records
-    ]
+    said = [run["privacy"] for run in runs.values()]
     epsilons = sorted({f"{one['epsilon']:.2f}" for one in said})
     figure.suptitle(
         "Every honest client's examples are protected with epsilon = "
@@ -78,34 +49,32 @@ def picture(runs: dict[str, dict[str, list[RunRecord]]]) -> Figure:
     return figure
 
 
-@complaining
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, and write the picture."""
-    parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=at_least(1), default=5)
-    parser.add_argument("--out", type=Path, default=Path("docs/images/attack.png"))
-    options = parser.parse_args(arguments)
-    prepare_picture(options.out)
-    wanted = [
-        (attack, method, overrides(method, ATTACKS[attack], seed))
-        for attack in ATTACKS
-        for method in METHODS
-        for seed in range(1, options.seeds + 1)
+def report(runs: Runs[RunRecord]) -> Iterator[Section]:
+    """Yield the picture, and the last accuracies."""
+    rows = [
+        [
+            attack,
+            method,
+            f"{np.mean([r['evaluations']['accuracy'][-1] for r in some]):.3f}",
+        ]
+        for attack, by_attack in runs.by("attack").items()
+        for method, some in by_attack.groups("method").items()
     ]
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-    runs: dict[str, dict[str, list[RunRecord]]] = {
-        attack: {method: [] for method in METHODS} for attack in ATTACKS
-    }
-    for attack, method, chosen in track(wanted, "Running"):
-        runs[attack][method].append(record.record(chosen, run(chosen), 0.0))
-    for attack, methods in runs.items():
-        for method, records in methods.items():
-            last = np.mean([r["evaluations"]["accuracy"][-1] for r in records])
-            print(f"{attack}; {method}: accuracy {last:.3f}")
-    picture(runs).savefig(options.out, dpi=110)
-    print(f"Written: {options.out}")
-    return 0
+    yield Section(
+        "Accuracy after the last step",
+        table=Table(["attack", "method", "accuracy"], rows),
+        figures={"attack": draw_picture(runs)},
+    )
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+study = Study(
+    "picture",
+    "Training under attack",
+    "How accurate are SMEA and averaging when some of seven clients are hostile?",
+    [
+        *grid(attack={"": ""}, method=NO_ATTACK),
+        *grid("experiment=paper", attack=ATTACKS, method=METHODS),
+    ],
+    seeds=(1, 2, 3, 4, 5),
+    report=report,
+)

@@ -22,7 +22,7 @@ from flwr_safedshb.aggregation.smea.example import (
     improvement_threshold,
     top_eigenvalue,
 )
-from simulations.command import Parser, complaining, prepare_picture
+from simulations.command import Parser, prepare_picture, print_settings_errors
 
 PICTURE = Path("docs/images/smea.png")
 ANCHOR = 0
@@ -85,7 +85,7 @@ def _spread(axes: Axes, chosen: Sequence[int]) -> None:
     axes.add_patch(Ellipse(place, width, height, angle=angle, fill=False, ec=_IN))
 
 
-@complaining
+@print_settings_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw the picture into a file."""
     parser = Parser(description=__doc__.splitlines()[0])

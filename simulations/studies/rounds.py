@@ -1,4 +1,4 @@
-"""The plan against measured rounds: ``python -m simulations.studies.rounds``.
+"""The plan against measured rounds: ``python -m simulations.study rounds``.
 
 `safedshb plan` bounds the mean squared error of SMEA's aggregate of momentums, and the
 radius within which adversaries can turn a step uphill. Here honest momentums are made
@@ -8,17 +8,16 @@ the vectors that move the aggregate most, and the bound is held against what the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.progress import track
 
 from flwr_safedshb import theory
 from flwr_safedshb.aggregation import SMEA
-from simulations.command import Parser, at_least, complaining, prepare_file
+from simulations.results.tables import Table
+from simulations.study import Runs, Section, Study, grid
 
 Floats = NDArray[np.float64]
 
@@ -32,25 +31,7 @@ SHIFTS = tuple(float(shift) for shift in np.geomspace(0.1, 3.0, 10))
 FACTOR = 4.0
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Predicted and measured figures of a federation."""
-
-    n: int
-    f: int
-    d: int
-    error_bound: float
-    error: float
-    radius_bound: float
-    radius: float
-
-    @property
-    def factors(self) -> tuple[float, float]:
-        """How many times what was measured the bounds are."""
-        return self.error_bound / self.error, self.radius_bound / self.radius
-
-
-def momentums(h: int, d: int, rng: np.random.Generator) -> Floats:
+def draw_momentums(h: int, d: int, rng: np.random.Generator) -> Floats:
     """Return momentums, (h, d), of gradients that are noise alone."""
     found = np.zeros((h, d))
     for _ in range(STEPS):
@@ -58,7 +39,7 @@ def momentums(h: int, d: int, rng: np.random.Generator) -> Floats:
     return found
 
 
-def hostile(honest: Floats, f: int, along: Floats) -> Iterator[Floats]:
+def propose_attacks(honest: Floats, f: int, along: Floats) -> Iterator[Floats]:
     """Yield vectors for all adversaries to send: shifted copies of honest ones.
 
     They copy the honest mean, one honest client or a few that lie together on one side,
@@ -80,7 +61,7 @@ def hostile(honest: Floats, f: int, along: Floats) -> Iterator[Floats]:
                 yield anchor + shift * size * way
 
 
-def worst(
+def find_worst(
     rule: SMEA,
     honest: Floats,
     f: int,
@@ -90,91 +71,87 @@ def worst(
     """Return the most harm that adversaries do."""
     return max(
         harm(rule(np.concatenate([honest, np.tile(sent, (f, 1))]), f))
-        for sent in hostile(honest, f, along)
+        for sent in propose_attacks(honest, f, along)
     )
 
 
-def measure(n: int, f: int, d: int, draws: int, seed: int = 0) -> Measured:
-    """Measure rounds of one federation."""
+def measure(n: int, f: int, d: int, draws: int = 4, seed: int = 0) -> dict[str, float]:
+    """Return predicted and measured figures of rounds of one federation."""
     # A search cut short is still a proven rule, and none is much better than 2000.
     rule, h = SMEA(max_nodes=2000), n - f
     errors, radii = [], []
     # The gradient points along the first axis; it is stopped where harm cancels it.
     gradient = np.eye(1, d)[0]
     for draw in range(draws):
-        honest = momentums(h, d, np.random.default_rng([seed, n, f, d, draw]))
+        honest = draw_momentums(h, d, np.random.default_rng([seed, n, f, d, draw]))
         centred = honest - honest.mean(axis=0)
         top = np.linalg.eigh(centred @ centred.T)[1][:, -1] @ centred
         top /= np.linalg.norm(top)
         errors.append(
             max(
-                worst(rule, honest, f, side * top, lambda out: float(out @ out))
+                find_worst(rule, honest, f, side * top, lambda out: float(out @ out))
                 for side in (1.0, -1.0)
             )
         )
         radii.append(
-            worst(rule, honest, f, gradient, lambda out: -float(out @ gradient))
+            find_worst(rule, honest, f, gradient, lambda out: -float(out @ gradient))
         )
     noise = theory.noise_in_momentum(1.0, MOMENTUM, STEPS)
     given = (n, f, d, noise, theory.kappa_smea(n, f))
-    return Measured(
-        n,
-        f,
-        d,
-        theory.mean_estimation_bound(*given).combined,
-        float(np.mean(errors)),
-        theory.stopping_radius(*given),
-        float(np.mean(radii)),
-    )
+    error_bound = theory.mean_estimation_bound(*given).combined
+    radius_bound, error = theory.stopping_radius(*given), float(np.mean(errors))
+    radius = float(np.mean(radii))
+    return {
+        "error_bound": error_bound,
+        "error": error,
+        "error_factor": error_bound / error,
+        "radius_bound": radius_bound,
+        "radius": radius,
+        "radius_factor": radius_bound / radius,
+    }
 
 
-def table(found: Sequence[Measured]) -> str:
-    """Return bounds and measurements as a table."""
-    lines = [
-        "| n | f | d | error², bound | measured | factor | radius, bound | measured | "
-        "factor |",
-        "|---" * 9 + "|",
+def factors(runs: Runs[Any]) -> list[float]:
+    """Return how many times what was measured the bounds are."""
+    return [
+        run["metrics"][f"{name}_factor"]
+        for run in runs.values()
+        for name in ("error", "radius")
     ]
-    for one in found:
-        error, radius = one.factors
-        figures = [one.error_bound, one.error, error]
-        figures += [one.radius_bound, one.radius, radius]
-        cells = [*map(str, (one.n, one.f, one.d)), *(f"{x:.3g}" for x in figures)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
 
 
-@complaining
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure all federations; 1 if a bound is broken or further than stated."""
-    parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--draws", type=at_least(1), default=4, help="rounds of each federation"
-    )
-    smallest = min(n for n, _ in FEDERATIONS)
-    parser.add_argument(
-        "--largest", type=at_least(smallest), default=50, help="leave out larger n"
-    )
-    parser.add_argument("--out", type=Path, default=Path("outputs/rounds.md"))
-    options = parser.parse_args(arguments)
-    prepare_file(options.out)
-    federations = [
-        (n, f, d) for n, f in FEDERATIONS if n <= options.largest for d in DIMENSIONS
+def report(runs: Runs[Any]) -> Iterator[Section]:
+    """Yield bounds and measurements."""
+    rows = [
+        [*case.labels["federation"].split(" of "), case.labels["d"]]
+        + [f"{value:.3g}" for value in run["metrics"].values()]
+        for case, run in runs.items()
     ]
-    found = [
-        measure(n, f, d, options.draws)
-        for n, f, d in track(federations, "measuring rounds")
-    ]
-    factors = [factor for one in found for factor in one.factors]
-    text = table(found)
-    options.out.write_text(text)
-    print(text)
-    print(
-        f"The plan's bounds are {min(factors):.3g} to {max(factors):.3g} times what "
-        f"was measured; within {FACTOR:g} is stated. Written: {options.out}"
+    heads = ["f", "n", "d", "error², bound", "measured", "factor", "radius, bound"]
+    found = factors(runs)
+    yield Section(
+        "The plan's bounds and measured rounds",
+        table=Table([*heads, "measured", "factor"], rows),
+        notes=f"The plan's bounds are {min(found):.3g} to {max(found):.3g} times what "
+        f"was measured; within {FACTOR:g} is stated.",
     )
-    return 0 if min(factors) >= 1.0 and max(factors) <= FACTOR else 1
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def is_outside(runs: Runs[Any]) -> bool:
+    """Return True if a bound is broken, or farther away than stated."""
+    return min(factors(runs)) < 1.0 or max(factors(runs)) > FACTOR
+
+
+study = Study(
+    "rounds",
+    "The plan against measured rounds",
+    "How far above what adversaries reach are the plan's bounds?",
+    grid(
+        federation={f"{f} of {n}": f"n={n} f={f}" for n, f in FEDERATIONS},
+        d=DIMENSIONS,
+    ),
+    seeds=(0,),
+    report=report,
+    measure=measure,
+    failed=is_outside,
+)

@@ -33,7 +33,7 @@ def krum_scores(x: Floats, f: int) -> Floats:
     return scores
 
 
-def test_average() -> None:
+def test_average_is_the_mean() -> None:
     for x, f in cases(20):
         np.testing.assert_allclose(Average()(x, f), x.mean(axis=0), atol=1e-12)
 
@@ -62,7 +62,7 @@ def test_geometric_median_minimises_the_sum_of_distances() -> None:
         assert total(result) <= min(total(row) for row in x) * (1 + 1e-12)
 
 
-def test_geometric_median_on_a_vector() -> None:
+def test_a_majority_at_one_place_holds_the_geometric_median() -> None:
     """A majority at one place holds the median there; Weiszfeld alone would crawl."""
     x = np.array([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [5.0, 1.0], [-3.0, 8.0]])
     assert GeometricMedian()(x, 2).tolist() == [0.0, 0.0]

@@ -45,7 +45,7 @@ def literal_filter(
 
 @pytest.mark.parametrize("name", ["isotropic", "alie", "sign-flip", "heterogeneous"])
 @pytest.mark.parametrize("bound", [0.0, 0.05, 1.0])
-def test_equals_the_definition(name: str, bound: float) -> None:
+def test_filter_equals_its_definition(name: str, bound: float) -> None:
     for seed in range(20):
         rng = np.random.default_rng(seed)
         n = int(rng.integers(4, 15))
@@ -60,7 +60,9 @@ def test_equals_the_definition(name: str, bound: float) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("min_mass", [None, 0.0])
-def test_ends_and_stays_finite(name: str, min_mass: float | None) -> None:
+def test_filter_ends_and_stays_finite_on_every_family(
+    name: str, min_mass: float | None
+) -> None:
     for seed in range(10):
         x = family(name, 11, 4, 3, np.random.default_rng(seed))
         assert np.isfinite(Filter(min_mass=min_mass)(x, 4)).all()
@@ -126,7 +128,7 @@ def test_a_bound_that_turns_out_too_small_proves_nothing() -> None:
     assert Filter(1e6).weigh(x @ x.T, 3).kappa == 9.0
 
 
-def test_the_sense_of_the_constant() -> None:
+def test_filter_states_a_constant_only_where_it_is_proven() -> None:
     assert Filter(1.0).kappa_kind == "spectral bound"
     assert (Filter().kappa_kind, CAF().kappa_kind) == ("spectral", "spectral")
     assert Filter(1.0).paper_kappa(7, 3) == 85.5

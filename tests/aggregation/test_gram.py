@@ -51,7 +51,7 @@ def test_gram_and_weighted_sum_equal_the_stacked_ones(
     )
 
 
-def test_accumulates_in_double_precision() -> None:
+def test_gram_matrix_accumulates_in_double_precision() -> None:
     """In float32 the ones would vanish beside the large coordinate."""
     x = np.ones((2, 5000), np.float32)
     x[:, 0] = 1e5
@@ -74,7 +74,7 @@ def test_input_is_not_changed() -> None:
     assert (stacked(layers) == before).all()
 
 
-def test_non_contiguous_layers() -> None:
+def test_layers_need_not_be_contiguous() -> None:
     x = np.random.default_rng(0).normal(size=(6, 8))
     views = [[row.reshape(4, 2).T] for row in x]
     np.testing.assert_allclose(gram_matrix(views), x @ x.T)

@@ -30,7 +30,7 @@ every_rule = pytest.mark.parametrize("rule", RULES, ids=str)
 
 
 @every_rule
-def test_no_adversary_and_no_spread(rule: Rule) -> None:
+def test_equal_vectors_give_that_vector(rule: Rule) -> None:
     x = np.full((5, 3), 2.5)
     np.testing.assert_allclose(rule(x, 2), x[0], rtol=1e-12)
 
@@ -38,7 +38,9 @@ def test_no_adversary_and_no_spread(rule: Rule) -> None:
 @every_rule
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000))
-def test_equivariance(rule: Rule, seed: int) -> None:
+def test_output_follows_permutation_translation_scale_and_rotation(
+    rule: Rule, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     n = int(rng.integers(4, 11))  # of three, each other's nearest two tie for Krum
     f = int(rng.integers(0, (n - 1) // 2 + 1))

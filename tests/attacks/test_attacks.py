@@ -124,7 +124,9 @@ def plain(rule: Rule) -> Aggregate:
 
 @every_attack
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
-def test_shape_and_dtype(attack: Attack, dtype: type[np.floating]) -> None:
+def test_sends_f_vectors_in_the_dtype_of_the_honest(
+    attack: Attack, dtype: type[np.floating]
+) -> None:
     for f in (0, 1, 3):
         honest = vectors().astype(dtype)
         honest.setflags(write=False)
@@ -144,7 +146,7 @@ def test_randomness_comes_from_the_generator_alone(attack: Attack) -> None:
 
 
 @every_attack
-def test_who_hides_sends_the_same_vector(attack: Attack) -> None:
+def test_attacks_that_hide_send_one_vector(attack: Attack) -> None:
     sent = send(attack, vectors(), 3)
     same = np.array_equal(sent, sent[[0, 0, 0]])
     spreads = Gaussian | NonFinite | HugeNorm | FarCluster | Strongest
@@ -231,7 +233,9 @@ def test_search_finds_the_worst_of_the_grid(
 
 @every_rule
 @searched
-def test_weights_and_aggregates_agree(rule: Rule, attack: SearchedAttack) -> None:
+def test_damage_by_weights_equals_damage_by_aggregation(
+    rule: Rule, attack: SearchedAttack
+) -> None:
     honest = vectors(d=69)
     b, f = attack.direction(honest), 3
     by_weights, by_vectors = (
@@ -243,7 +247,7 @@ def test_weights_and_aggregates_agree(rule: Rule, attack: SearchedAttack) -> Non
     assert tau == most_damaging_tau(honest, b, f, plain(rule))
 
 
-def test_the_grid_matters() -> None:
+def test_the_worst_tau_is_inside_the_grid_for_robust_rules() -> None:
     """The worst tau lies inside the grid for robust rules, at its end for the mean."""
     honest = vectors(d=69)
     for attack in (ALIE(), FOE()):
@@ -295,7 +299,7 @@ def test_a_common_offset_changes_nothing(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("rule", [SMEA(), Krum(), Median(), TrimmedMean()], ids=str)
-def test_of_equal_harm_the_smallest(rule: Rule) -> None:
+def test_of_equally_damaging_taus_the_smallest_is_taken(rule: Rule) -> None:
     """Far enough out, SMEA rejects every tau and the others no longer notice."""
     honest = vectors() + 1e3
     far = (1e4, 2e4, 3e4, 7e4)
@@ -315,7 +319,7 @@ def test_of_equal_harm_the_smallest(rule: Rule) -> None:
         ([0.0, 1e-14, 1e-6], 2),
     ],
 )
-def test_round_off_is_no_harm(moves: list[float], worst: int) -> None:
+def test_round_off_is_not_damage(moves: list[float], worst: int) -> None:
     honest = vectors() + 1.0
     left = iter(moves)
 
@@ -370,7 +374,7 @@ def test_equal_vectors_and_a_zero_mean_are_sent_back(attack: SearchedAttack) -> 
 
 
 @searched
-def test_search_refuses(attack: SearchedAttack) -> None:
+def test_bad_taus_and_honest_vectors_are_refused(attack: SearchedAttack) -> None:
     kind = type(attack)
     for taus in ([], [1.0, np.nan], [np.inf]):
         with pytest.raises(ValueError, match="must be one or more finite numbers"):
@@ -423,7 +427,7 @@ def test_bounded_attacks_go_to_their_bound(attack: Attack, seed: int, h: int) ->
 
 
 @pytest.mark.parametrize("attack", [MinMax(), MinSum(), Mimic()], ids=str)
-def test_without_spread_there_is_nowhere_to_hide(attack: Attack) -> None:
+def test_attacks_that_hide_copy_equal_honest_vectors(attack: Attack) -> None:
     for h in (1, 3):
         honest = np.full((h, 2), 0.75)
         np.testing.assert_array_equal(send(attack, honest, 2), np.full((2, 2), 0.75))
@@ -432,7 +436,7 @@ def test_without_spread_there_is_nowhere_to_hide(attack: Attack) -> None:
 # In the open
 
 
-def test_zero() -> None:
+def test_zero_sends_zeros() -> None:
     np.testing.assert_array_equal(send(Zero(), vectors(), 2), np.zeros((2, 6)))
 
 
@@ -488,7 +492,9 @@ def test_far_cluster_is_far_and_tight() -> None:
         (lambda: FarCluster(radius=np.nan), "radius=nan must be finite and at least 0"),
     ],
 )
-def test_settings_refuse(make: Callable[[], Attack], message: str) -> None:
+def test_bad_settings_are_refused_by_name(
+    make: Callable[[], Attack], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -497,7 +503,7 @@ def test_settings_refuse(make: Callable[[], Attack], message: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.float32, np.bool_])
-def test_label_flip_of_two_classes(dtype: type[np.generic]) -> None:
+def test_label_flip_swaps_two_classes(dtype: type[np.generic]) -> None:
     labels = np.array([[0, 1], [1, 1]], dtype=dtype)
     flipped = LabelFlip().flip(labels)
     assert flipped.dtype == dtype
@@ -505,13 +511,13 @@ def test_label_flip_of_two_classes(dtype: type[np.generic]) -> None:
     np.testing.assert_array_equal(LabelFlip().flip(flipped), labels)
 
 
-def test_label_flip_of_more_classes() -> None:
+def test_label_flip_mirrors_more_classes() -> None:
     assert LabelFlip().flip(np.arange(10), num_classes=10).tolist() == [
         *range(9, -1, -1)
     ]
 
 
-def test_label_flip_refuses() -> None:
+def test_label_flip_refuses_what_is_not_a_label() -> None:
     for labels in ([0, 2], [-1, 1], [0.5], [np.nan]):
         with pytest.raises(ValueError, match="give whole numbers from 0 to 1"):
             LabelFlip().flip(np.array(labels))

@@ -63,7 +63,7 @@ def uphill(honest: Floats, sent: AnyFloats, rule: Rule) -> float:
 
 
 @every_rule
-def test_harms_are_those_of_aggregating_each_candidate(rule: Rule) -> None:
+def test_damage_is_that_of_aggregating_each_candidate(rule: Rule) -> None:
     honest, f = vectors(0), 3
     rng = np.random.default_rng(1)
     centred = honest - honest.mean(axis=0)

@@ -4,7 +4,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,7 @@ import pytest
 from simulations import engines, run
 from simulations.check import check, check_study
 from simulations.config import SettingsError, composed, override
-from simulations.studies import demo
-from simulations.studies.beyond import __main__ as beyond
-from simulations.studies.paper import __main__ as reproduce
+from simulations.study import main as study_main
 
 ROOT = Path(__file__).parents[2]
 
@@ -227,22 +224,22 @@ def test_a_multirun_and_a_study_are_checked_before_they_start(
     assert not list(tmp_path.iterdir())
 
 
-SWEEPS = {"reproduce": reproduce.main, "beyond": beyond.main, "demo": demo.main}
+SWEEPS = ("paper", "beyond", "demo")
 
 
-def swept(main: Callable[[list[str]], int], given: str) -> int:
-    """Return with which code a sweep ends that was given few runs, and this."""
+def swept(name: str, given: str) -> int:
+    """Return with which code a study ends that was given few runs, and this."""
     few = ["--seeds", "1"] if "--seeds" not in given else []
-    few += ["--regimes", "low"] if main is reproduce.main else []
-    few += ["--parts", "rules"] if main is beyond.main else []
-    small = ["data=synthetic"] if "--set" in given and main is not demo.main else []
+    few += ["--privacy", "low"] if name == "paper" else []
+    few += ["--part", "rules"] if name == "beyond" else []
+    small = ["data=synthetic"] if "--set" in given and name != "demo" else []
     try:
-        return main([*few, *shlex.split(given), *small])
+        return study_main([name, *few, *shlex.split(given), *small])
     except SystemExit as left:  # of the parser
         return int(left.code or 0)
 
 
-@pytest.mark.parametrize("main", SWEEPS.values(), ids=SWEEPS)
+@pytest.mark.parametrize("name", SWEEPS)
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -262,7 +259,7 @@ def swept(main: Callable[[list[str]], int], given: str) -> int:
     ],
 )
 def test_sweeps_are_checked_before_they_start(
-    main: Callable[[list[str]], int],
+    name: str,
     given: str,
     words: str,
     tmp_path: Path,
@@ -270,14 +267,14 @@ def test_sweeps_are_checked_before_they_start(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert swept(main, f"--output out {given}") == 2
+    assert swept(name, f"--output out {given}") == 2
     assert words in said(capsys.readouterr().err)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("main", SWEEPS.values(), ids=SWEEPS)
+@pytest.mark.parametrize("name", SWEEPS)
 def test_a_folder_that_cannot_be_is_one_line(
-    main: Callable[[list[str]], int],
+    name: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -289,21 +286,21 @@ def test_a_folder_that_cannot_be_is_one_line(
             check(overrides)
 
     monkeypatch.setattr("simulations.check.check", checks_two)
-    assert swept(main, "--output /proc/nope/x --set evaluate_every=9") == 2
+    assert swept(name, "--output /proc/nope/x --set evaluate_every=9") == 2
     assert "/proc/nope" in said(capsys.readouterr().err)
     assert len(checked) >= 2
 
 
-@pytest.mark.parametrize("main", [reproduce.main, beyond.main])
+@pytest.mark.parametrize("name", ["paper", "beyond"])
 def test_a_page_is_checked_before_the_runs(
-    main: Callable[[list[str]], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "page.md"
     given = ["--output", str(tmp_path / "out"), "--page", str(page)]
-    assert main(given) == 2
+    assert study_main([name, *given]) == 2
     assert "page.md" in said(capsys.readouterr().err)
     page.write_text("no marks")
-    assert main(given) == 2
+    assert study_main([name, *given]) == 2
     assert "must hold <!-- begin" in said(capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
 
@@ -312,7 +309,7 @@ def test_a_page_does_not_show_a_quick_look(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        reproduce.main(["--quick", "--page", str(tmp_path / "page.md")])
+        study_main(["paper", "--quick", "--page", str(tmp_path / "page.md")])
     assert "leave out --quick" in said(capsys.readouterr().err)
 
 

@@ -8,39 +8,17 @@ import pytest
 
 FILE = "/proc/nope/x.json"  # nothing can be made there, not even as root
 WRONG = {
-    "simulations.studies.duel": [
-        ("--n -3", "--n: -3 must be at least 1"),
-        ("--n ten", "--n: invalid whole number value: 'ten'"),
-        ("--f 5", "f=5 needs n > 2f, got n=10"),
-        ("--f 0", "--f: 0 must be at least 1"),
-        ("--d 0", "--d: 0 must be at least 1"),
-        ("--signal inf", "--signal: inf must be"),
-        ("--signal much", "--signal: invalid number value: 'much'"),
-        ("--seeds 0", "--seeds: 0 must be at least 1"),
-        ("--rule SMEA", "unrecognized arguments: --rule SMEA"),
-        ("--out .", "is a folder"),
-    ],
-    "simulations.studies.picture": [
-        ("--seeds 0", "--seeds: 0 must be at least 1"),
-        ("--out x.txt", "x.txt must end in one of .pdf"),
-        ("--out /proc/nope/x.png", "/proc/nope"),
+    "simulations.study": [
+        ("duel --seeds -3", "--seeds: -3 must be at least 0"),
+        ("duel --seeds ten", "--seeds: invalid whole number value: 'ten'"),
+        ("duel --rule ours", "--rule: invalid choice: 'ours'"),
+        ("duel --set g=3", "unexpected keyword argument 'g'"),
+        ("duel --nope 3", "unrecognized arguments: --nope 3"),
+        ("duel --panel ours", "--panel ours: ours is no label"),
+        ("duel --output /proc/nope/x", "/proc/nope"),
+        ("nothing", "nothing: there is no such study"),
     ],
     "simulations.studies.pruning": [("--out x", "x must end in one of")],
-    "simulations.studies.spread": [
-        ("--draws -2", "--draws: -2 must be at least 1"),
-        ("--out x", "x must end in one of"),
-    ],
-    "simulations.studies.rounds": [
-        ("--draws 0", "--draws: 0 must be at least 1"),
-        ("--largest 6", "--largest: 6 must be at least 7"),
-        (f"--out {FILE}", "/proc/nope"),
-    ],
-    "simulations.studies.constants": [
-        ("--largest 4", "--largest: 4 must be at least 5"),
-        ("--starts 0", "--starts: 0 must be at least 1"),
-        ("--steps x", "--steps: invalid whole number value: 'x'"),
-        (f"--out {FILE}", "/proc/nope"),
-    ],
     "simulations.walk": [("--nope", "unrecognized arguments: --nope")],
     "simulations.chaos.__main__": [
         ("--only nothing", "invalid choice: 'nothing'"),

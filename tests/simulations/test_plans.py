@@ -9,11 +9,11 @@ from flwr_safedshb.algorithm.norm_bound import NormBound
 from flwr_safedshb.attacks import Zero
 from flwr_safedshb.privacy.accounting.accountant import compute_epsilon
 from flwr_safedshb.privacy.ledger.ledger import Ledger
+from simulations.attacks import Sleeper
 from simulations.config import composed
 from simulations.engines import run
 from simulations.experiment import norm_bound_of, share
 from simulations.plans import plans_of, spent, warn_of_small_nodes
-from simulations.sleeper import Sleeper
 
 SIZES = (50, 500, 5000)
 

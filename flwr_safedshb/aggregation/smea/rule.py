@@ -95,17 +95,13 @@ class SMEA(GramRule):
             kappa=kappa_smea(n, f, gap if smallest > 0.0 else 0.0),
         )
 
+    @single_threaded
     def weigh_many(self, grams: FloatArray, f: int) -> FloatArray:
         """Return the weights, (g, n), for each Gram matrix."""
         g, n = len(grams), grams.shape[-1]
         if f == 0 or g == 0 or math.comb(n, f) > ENUMERATED:
             return super().weigh_many(grams, f)
-        return self._enumerate_many(check_grams(grams, f), f)
-
-    @single_threaded
-    def _enumerate_many(self, grams: FloatArray, f: int) -> FloatArray:
-        g, n = len(grams), grams.shape[-1]
-        distances, orders = sort_by_isolation(grams, n - f)
+        distances, orders = sort_by_isolation(check_grams(grams, f), n - f)
         subsets, _ = _enumerate_subsets(distances, n - f)
         weights = np.zeros((g, n))
         chosen = np.take_along_axis(orders, subsets, axis=1)

@@ -183,7 +183,7 @@ class ConvergenceCheck:
     def __call__(self, folder: Path) -> None:
         """Measure, compare with the bound and draw; leave everything in a folder."""
         # Here, so that the processes that measure do not wait for torch and Flower.
-        from simulations.results.record import versions
+        from simulations.results.machine import versions
 
         console = Console()
         start = time.perf_counter()

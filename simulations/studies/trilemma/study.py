@@ -106,7 +106,7 @@ class EmpiricalTrilemma:
     def __call__(self, folder: Path) -> None:
         """Measure, analyse and draw; leave everything in a folder."""
         # Here, so that the processes that measure do not wait for torch and Flower.
-        from simulations.results.record import versions
+        from simulations.results.machine import versions
 
         console = Console()
         start = time.perf_counter()

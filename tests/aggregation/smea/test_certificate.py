@@ -104,7 +104,7 @@ def test_what_is_out_of_reach_is_in_no_better_subset() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-150, 1.0, 1e70])
-def test_shrinking_drops_what_sticks_out(scale: float) -> None:
+def test_dropping_outliers_drops_what_sticks_out(scale: float) -> None:
     rng = np.random.default_rng(4)
     x = rng.normal(size=(30, 6)) * scale
     x[:5] += 20.0 * scale

@@ -5,117 +5,49 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
+from flwr_safedshb.audit.target_model import TargetModel
+from flwr_safedshb.audit.zoo import state
+from flwr_safedshb.audit.zoo.state import Stateful
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.losses import Loss, UnsupportedModelError
 from tests.clipping import OwnForward, cross_entropy, way_of
 
 torch.set_num_threads(1)
 
-Forward = Callable[["Own", torch.Tensor], torch.Tensor]
+
+@pytest.fixture(autouse=True)
+def _start() -> Iterator[None]:
+    torch.manual_seed(0)
+    Stateful.in_class = torch.zeros(6)
+    yield
+    Stateful.in_class = torch.zeros(6)
 
 
-class Own(nn.Module):
-    """A linear layer, a frozen parameter and a buffer, and a forward of one's own."""
-
-    shared = torch.zeros(6)
-
-    def __init__(self, forward: Forward) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-        self.frozen = nn.Parameter(torch.zeros(6), requires_grad=False)
-        self.buffer: torch.Tensor
-        self.register_buffer("buffer", torch.zeros(6))
-        self.attribute = torch.zeros(6)
-        self.own = forward
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.own(self, inputs)
+def batch(count: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(count, 6), torch.randint(3, (count,))
 
 
-def newest(old: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-    """Return a running mean, which stays finite."""
-    mean = inputs.detach().mean(dim=0).nan_to_num(0.0).clamp(-1e3, 1e3)
-    return 0.9 * old + 0.1 * mean
+# What the refusal says of each; of most others that the examples mix.
+PLACES = {
+    "frozen running mean": "the parameter frozen changes",
+    "frozen running mean, by data": "the parameter frozen changes",
+    "trained weight, by data": "the parameter layer.weight changes",
+    "buffer": "the buffer buffer changes",
+    "attribute": "the attribute attribute changes",
+    "class attribute": "in a class",
+    "closure": "a closure",
+    "state of large values": "the parameter frozen changes",
+    "frozen memory, by numpy": "the parameter frozen changes",
+    "max_norm on a weight": "the parameter layer.weight changes",
+}
 
 
-def in_place(model: Own, inputs: torch.Tensor) -> torch.Tensor:
-    outputs: torch.Tensor = model.layer(inputs - model.frozen)
-    if model.training:
-        with torch.no_grad():
-            model.frozen.copy_(newest(model.frozen, inputs))
-    return outputs
-
-
-def by_data(model: Own, inputs: torch.Tensor) -> torch.Tensor:
-    outputs: torch.Tensor = model.layer(inputs - model.frozen)
-    if model.training:
-        model.frozen.data = newest(model.frozen, inputs)
-    return outputs
-
-
-def in_a_buffer(model: Own, inputs: torch.Tensor) -> torch.Tensor:
-    outputs: torch.Tensor = model.layer(inputs - model.buffer)
-    if model.training:
-        model.buffer = newest(model.buffer, inputs)
-    return outputs
-
-
-def in_an_attribute(model: Own, inputs: torch.Tensor) -> torch.Tensor:
-    outputs: torch.Tensor = model.layer(inputs - model.attribute)
-    if model.training:
-        model.attribute = newest(model.attribute, inputs)
-    return outputs
-
-
-def in_the_class(model: Own, inputs: torch.Tensor) -> torch.Tensor:
-    outputs: torch.Tensor = model.layer(inputs - Own.shared)
-    if model.training:
-        Own.shared = newest(Own.shared, inputs)
-    return outputs
-
-
-def in_a_closure() -> Forward:
-    seen = [torch.zeros(6)]
-
-    def forward(model: Own, inputs: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = model.layer(inputs - seen[0])
-        if model.training:
-            seen[0] = newest(seen[0], inputs)
-        return outputs
-
-    return forward
-
-
-def only_for_large_values(model: Own, inputs: torch.Tensor) -> torch.Tensor:
-    outputs: torch.Tensor = model.layer(inputs - model.frozen)
-    if bool((inputs > 100).any()):
-        model.frozen.data = newest(model.frozen, inputs)
-    return outputs
-
-
-def renormalised(model: Own, inputs: torch.Tensor) -> torch.Tensor:
-    table = model.layer.weight
-    entries = inputs.detach().long().clamp(0, 2)
-    rows = functional.embedding(entries, table, max_norm=0.5)
-    outputs: torch.Tensor = model.layer(inputs + rows.mean(dim=1))
-    return outputs
-
-
-class RunningLoss(nn.Module):
-    """Scales by a running mean of the losses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean: torch.Tensor
-        self.register_buffer("mean", torch.zeros(()))
-
-    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        values = cross_entropy(outputs, targets)
-        scaled = values * (1.0 + self.mean)
-        self.mean = newest(self.mean, values)
-        return scaled
+@pytest.mark.parametrize("target", state.MUST_REFUSE, ids=lambda target: target.name)
+def test_a_model_that_keeps_values_of_examples_is_refused(target: TargetModel) -> None:
+    words = PLACES.get(target.name, "mixes")
+    with pytest.raises(UnsupportedModelError, match=words):
+        ClippedGradients(target.make(), target.loss, 1.0).prepare(*batch())
 
 
 class CopiesItself(nn.Linear):
@@ -123,38 +55,9 @@ class CopiesItself(nn.Linear):
         return self
 
 
-@pytest.fixture(autouse=True)
-def _start() -> Iterator[None]:
-    torch.manual_seed(0)
-    Own.shared = torch.zeros(6)
-    yield
-    Own.shared = torch.zeros(6)
-
-
-def batch(count: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(count, 6), torch.randint(3, (count,))
-
-
-@pytest.mark.parametrize(
-    ("model", "loss", "words"),
-    [
-        (Own(in_place), cross_entropy, "the parameter frozen changes"),
-        (Own(by_data), cross_entropy, "the parameter frozen changes"),
-        (Own(in_a_buffer), cross_entropy, "the buffer buffer changes"),
-        (Own(in_an_attribute), cross_entropy, "the attribute attribute changes"),
-        (Own(only_for_large_values), cross_entropy, "the parameter frozen changes"),
-        (Own(renormalised), cross_entropy, "mixes"),
-        (Own(in_the_class), cross_entropy, "in a class"),
-        (Own(in_a_closure()), cross_entropy, "a closure"),
-        (nn.Linear(6, 3), RunningLoss(), "mixes"),
-        (CopiesItself(6, 3), cross_entropy, "remove its __deepcopy__"),
-    ],
-)
-def test_a_model_that_keeps_values_of_examples_is_refused(
-    model: nn.Module, loss: Loss, words: str
-) -> None:
-    with pytest.raises(UnsupportedModelError, match=words):
-        ClippedGradients(model, loss, 1.0).prepare(*batch())
+def test_a_model_that_cannot_be_copied_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="remove its __deepcopy__"):
+        ClippedGradients(CopiesItself(6, 3), cross_entropy, 1.0).prepare(*batch())
 
 
 def test_a_hook_on_all_modules_is_refused_before_and_after_the_check() -> None:
@@ -172,13 +75,13 @@ def test_a_hook_on_all_modules_is_refused_before_and_after_the_check() -> None:
 
 def test_what_an_example_writes_to_a_frozen_parameter_is_gone_after_it() -> None:
     # The check does not see it: made-up examples are not the one that writes.
-    def forward(model: Own, inputs: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = model.layer(inputs - model.frozen)
+    def work(model: Stateful, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = inputs - model.frozen
         if bool((inputs == 42.0).any()):
             model.frozen.data.add_(inputs.detach()[0])
-        return outputs
+        return hidden
 
-    model = Own(forward)
+    model = Stateful(work)
     clipped = ClippedGradients(model, cross_entropy, 100.0)
     inputs, targets = batch()
     others = torch.tensor([False, True, True, True, True])
@@ -190,18 +93,9 @@ def test_what_an_example_writes_to_a_frozen_parameter_is_gone_after_it() -> None
     assert not model.frozen.any()
 
 
-def doubled(model: Own, inputs: torch.Tensor) -> torch.Tensor:
-    if model.training:
-        inputs.mul_(2.0)
-    outputs: torch.Tensor = model.layer(inputs)
-    return outputs
-
-
 IN_PLACE: dict[str, Callable[[], nn.Module]] = {
-    "dropout": lambda: nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(6, 3)),
-    "relu": lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 3)),
-    "own": lambda: Own(doubled),
-    "own dropout": lambda: OwnForward(
+    **{target.name: target.make for target in state.IN_PLACE},
+    "own forward": lambda: OwnForward(
         nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(6, 3))
     ),
 }
@@ -251,11 +145,21 @@ def prototypes() -> Loss:
     return loss
 
 
-def only_in_evaluation(model: Own, inputs: torch.Tensor) -> torch.Tensor:
-    outputs: torch.Tensor = model.layer(inputs - Own.shared)
-    if not model.training and not torch.is_grad_enabled():
-        Own.shared = torch.maximum(Own.shared, inputs.detach().nan_to_num(0.0)[0])
-    return outputs
+class InEvaluation(nn.Module):
+    """Keeps the largest inputs in its class, but never while it trains."""
+
+    largest = torch.zeros(6)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.layer(inputs - InEvaluation.largest)
+        if not self.training and not torch.is_grad_enabled():
+            new = inputs.detach().nan_to_num(0.0)[0]
+            InEvaluation.largest = torch.maximum(InEvaluation.largest, new)
+        return outputs
 
 
 @pytest.mark.parametrize(
@@ -263,7 +167,7 @@ def only_in_evaluation(model: Own, inputs: torch.Tensor) -> torch.Tensor:
     [
         (nn.Linear(6, 3), smallest_so_far()),
         (nn.Linear(6, 3), prototypes()),
-        (Own(only_in_evaluation), cross_entropy),
+        (InEvaluation(), cross_entropy),
     ],
 )
 def test_what_is_left_outside_a_model_or_a_loss_is_found_where_it_is(

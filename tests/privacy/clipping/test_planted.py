@@ -5,6 +5,7 @@ takes one clause away, and the probe beside it must return more than 1.
 """
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -87,11 +88,15 @@ def biased() -> float:
 def vanished() -> float:
     """Multiply squares that vanish in float64 by large ones."""
     worst = 0.0
-    for size in (1e-162, 1.5e-162, 5e-162):
+    for size, back, bias in itertools.product(
+        (1e-162, 1.5e-162, 5e-162, 1e-155),
+        (1e100, 1e152, 1.5e153),
+        (None, slice(4096, 4160)),
+    ):
         inputs = torch.full((1, 64), size, dtype=F64)
-        g = torch.full((1, 64), 1.5e153, dtype=F64)
-        outer = GradientPart(g, None, inputs, slice(0, 4096))
-        found = sums.clip_and_sum([outer], (1, 1, 4096), 1e-9, F64)
+        g = torch.full((1, 64), back, dtype=F64)
+        outer = GradientPart(g, bias, inputs, slice(0, 4096))
+        found = sums.clip_and_sum([outer], (1, 1, outer.size), 1e-9, F64)
         worst = max(worst, norm(found[0] * 1e9))
     return worst
 
@@ -192,12 +197,13 @@ def forget_whole(own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
 
 
 def table() -> float:
-    """Look a row up often, with gradients that cancel in float64 alone."""
+    """Look rows up often, with gradients that cancel in float64 alone."""
     g = torch.tensor([[[2.0**24], [1.0], [1.0], [-(2.0**24) - 2]]]).expand(1, 4, 5)
     worst = 0.0
-    for scale in (1.0, 1e-6):
-        every = torch.ones(1, 4, dtype=torch.int64)
-        rows = TablePart(every, g * scale + 1.0, 2, slice(0, 10))
+    for looked_up, scale, shift in itertools.product(
+        ([[1, 1, 1, 1]], [[1, 1, 0, 0]]), (1.0, 1e-6), (0.0, 1.0)
+    ):
+        rows = TablePart(torch.tensor(looked_up), g * scale + shift, 2, slice(0, 10))
         found = sums.clip_and_sum([rows], (1, 1, 10), 1.0, F32)
         worst = max(worst, norm(found[0]))
     return worst

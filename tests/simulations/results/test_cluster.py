@@ -16,16 +16,18 @@ from rich.console import Console
 from simulations.config import SettingsError
 from simulations.loopback.processes import free_port
 from simulations.results.parallel import in_processes
-from simulations.results.sweep import Sweep, complete
-from simulations.studies.paper.cases import Case
+from simulations.results.sweep import Sweep, Training, run_missing
+from simulations.study import Case, grid
 from tests.guard import HANGS
 
 TINY = ("steps=2", "evaluate_every=1", "data=synthetic", "data.num_examples=500")
-CASES = (
-    Case("low", "dp-dsgd", None, 1),
-    Case("low", "smea", "strongest", 1),
-    Case("low", "filter-literal", "alie", 2),
-)
+CASES = [
+    Case(case.labels, case.overrides, 1)
+    for case in (
+        *grid("experiment=dp-dsgd", attack={"": ""}),
+        *grid("experiment=paper", attack=["strongest", "alie"]),
+    )
+]
 SILENT = Console(file=io.StringIO())
 
 
@@ -74,11 +76,13 @@ def _wait(address: str, nodes: int) -> None:
 
 @pytest.mark.process
 def test_a_cluster_leaves_the_same_files(cluster: str, tmp_path: Path) -> None:
-    here, there = (Sweep(tmp_path / name, CASES, TINY) for name in ("here", "there"))
-    assert complete(SILENT, here, 1)
+    here, there = (
+        Sweep(tmp_path / name, CASES, Training(), TINY) for name in ("here", "there")
+    )
+    assert run_missing(SILENT, here, 1)
     # What is there is not run again, on a cluster either.
-    there.keep(CASES[0], there.run(CASES[0]))
-    assert complete(SILENT, there, None, cluster=cluster)
+    Training().write(there.path(CASES[0]), Training().run(there.overrides_of(CASES[0])))
+    assert run_missing(SILENT, there, None, cluster=cluster)
     assert there.missing() == []
     for case in CASES:
         first, second = (

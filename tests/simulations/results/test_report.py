@@ -12,11 +12,11 @@ import pytest
 from simulations.engines import run
 from simulations.results import record
 from simulations.results.report import (
-    grouped,
+    label_runs,
     main,
     run_page,
     shares_left_out,
-    sweep_page,
+    write_joint_report,
 )
 from simulations.results.schema import RunRecord
 from tests.guard import HANGS
@@ -42,11 +42,12 @@ def runs() -> list[RunRecord]:
 
 
 @pytest.fixture(scope="module")
-def pages(runs: list[RunRecord]) -> dict[str, str]:
-    return {
-        "run": run_page(runs[0]),
-        "sweep": sweep_page("A <sweep>", {"all": grouped(runs)}, "Some notes."),
-    }
+def pages(
+    runs: list[RunRecord], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("joint")
+    write_joint_report(folder, runs)
+    return {"run": run_page(runs[0]), "sweep": (folder / "report.html").read_text()}
 
 
 class Reader(HTMLParser):
@@ -103,8 +104,13 @@ def test_text_is_escaped(pages: dict[str, str]) -> None:
     assert "<sweep>" not in pages["sweep"]
 
 
-def test_runs_that_differ_in_their_seed_are_one_group(runs: list[RunRecord]) -> None:
-    assert [len(group) for group in grouped(runs).values()] == [2, 1]
+def test_runs_are_labelled_by_the_overrides_in_which_they_differ(
+    runs: list[RunRecord],
+) -> None:
+    found = label_runs(runs)
+    sizes = {label: len(some) for label, some in found.by("attack").items()}
+    assert sizes == {"huge-norm": 2, "non-finite": 1}
+    assert found.seeds == [1, 2]
 
 
 def test_shares_left_out(runs: list[RunRecord]) -> None:

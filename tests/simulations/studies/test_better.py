@@ -1,6 +1,6 @@
 """In search of a better rule: the min-max point, its attackers, and the tables."""
 
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -9,23 +9,16 @@ from scipy.optimize import minimize
 
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.attacks import Strongest
+from simulations.attacks import AimedAtMean, Screened, Tireless
 from simulations.config import composed
 from simulations.plans import spent
-from simulations.results import record
 from simulations.results.schema import RunRecord
-from simulations.results.sweep import Sweep
-from simulations.studies.better import __main__ as better
-from simulations.studies.better.attacks import AimedAtMean, Screened, Tireless
-from simulations.studies.better.cases import Case, Setting, cases, settings
-from simulations.studies.better.minmax import MinMaxPoint
-from simulations.studies.better.reach import reach
-from simulations.studies.better.summary import markdown
-from simulations.studies.constants import Claim, _error, attack, pairs
+from simulations.rules import MinMaxPoint
+from simulations.studies.better import OF_RULES, compare, epsilon_of, reach, study
+from simulations.studies.constants import Claim, _error, list_pairs, search
+from simulations.study import Case, Runs
 from tests.oracles import FAMILIES, Floats, covariance_lambda, family, subsets
-from tests.records import as_if_of, made_up
-
-TINY = ("data=synthetic", "data.num_examples=3000")
-SETTING = Setting(7, 2, 1.0, 0.95)
+from tests.records import made_up
 
 
 def balls(x: Floats, f: int) -> tuple[Floats, Floats]:
@@ -89,10 +82,9 @@ def test_many_at_once_are_the_same_as_one_by_one() -> None:
 def test_an_optimiser_does_not_break_its_constant() -> None:
     rule = MinMaxPoint()
     claim = Claim("min-max", rule.kappa, _error(rule, spectral=True))
-    for n, f in pairs(7):
-        found = attack(claim, n, f, starts=4, steps=40)
-        assert found is not None
-        assert 0.5 * found.proven * (1 - 1e-3) <= found.best <= found.proven
+    for n, f in list_pairs(7):
+        best, _ = search(claim, n, f, starts=4, steps=40)
+        assert 0.5 * rule.kappa(n, f) * (1 - 1e-3) <= best <= rule.kappa(n, f)
 
 
 def test_equal_vectors_and_too_many_sets() -> None:
@@ -151,55 +143,49 @@ def test_what_screened_colluders_claim_is_within_the_bound() -> None:
     assert longest == pytest.approx(2.0)
 
 
+def cases(seeds: Sequence[int] = (1,)) -> list[Case]:
+    given = ["--federation", "7, 2", "--noise", "1", "--momentum", "0.95", "--seeds"]
+    return list(
+        study.choose_cases(study.parser().parse_args([*given, *map(str, seeds)]))
+    )
+
+
 def test_other_schedules_spend_the_same_epsilon() -> None:
-    chosen = Case(SETTING, "SMEA", "tireless", "batch 400", 1)
-    usual = Case(SETTING, "SMEA", "tireless", "", 1)
-    first, second = (composed(" ".join(it.overrides)) for it in (usual, chosen))
+    first, second = (
+        composed(" ".join(case.overrides))
+        for schedule in ("usual", "batch 400")
+        for case in cases()
+        if (case.labels["schedule"], case.labels["attack"]) == (schedule, "tireless")
+        and case.labels["rule"] == "SMEA"
+    )
     cost = spent(first, 11_055 // 5)
-    assert cost == pytest.approx(SETTING.epsilon, rel=1e-6)
+    assert cost == pytest.approx(epsilon_of(7, 2, 1.0), rel=1e-6)
     assert 0.98 * cost < spent(second, 11_055 // 5) <= cost * (1 + 1e-5)
     assert second.privacy.plan.batch_size == 400
 
 
-def made_up_runs(seeds: tuple[int, ...] = (1,)) -> dict[Case, RunRecord]:
-    runs = {}
-    for case in cases([SETTING], seeds):
-        loss = {"": 0.2, "tireless": 0.4, "aimed": 0.3}.get(case.attack, 0.35)
+def test_the_worst_attack_that_knows_a_method_counts() -> None:
+    runs: Runs[RunRecord] = Runs()
+    for case in cases():
+        attack, rule = case.labels["attack"], case.labels["rule"]
+        loss = {"no attack": 0.2, "tireless": 0.4, "aimed": 0.3}.get(attack, 0.35)
         run = made_up(0.9, (0.7, loss), case.seed)
-        run["evaluations"]["test_loss"] = [0.7, loss - 0.1 * (case.rule == "min-max")]
+        run["evaluations"]["test_loss"] = [0.7, loss - 0.1 * (rule == "min-max")]
         run["returned"]["test_loss"] = loss - 0.05
         runs[case] = run
-    return runs
-
-
-def test_the_worst_attack_that_knows_a_method_counts() -> None:
-    text = markdown(made_up_runs())
-    row = next(line for line in text.splitlines() if line.startswith("| 7, 2 |"))
-    losses = [cell.split(" / ")[0].strip() for cell in row.split("|")[5:-1]]
+    section = compare("Rules", runs, OF_RULES)
+    assert section.table is not None
+    (row,) = section.table.rows
+    assert row[:3] == ["7, 2", "1", "0.95"]
+    losses = [cell.split(" / ")[0] for cell in row[4:]]
     assert losses == ["0.200", "0.400", "0.300", "0.350", "0.350"]
-    assert "| SMEA | 60% | 60% | 1 of 1 | 0 of 1 |" in text
-    assert "| min-max point | 80% | 60% | 1 of 1 | 1 of 1 |" in text
+    assert "| SMEA | 60% | 60% | 1 of 1 | 0 of 1 |" in section.notes
+    assert "| min-max point | 80% | 60% | 1 of 1 | 1 of 1 |" in section.notes
+    assert len(runs) == 16
 
 
 def test_each_run_has_a_name_of_its_own() -> None:
-    everything = list(cases(settings(), [1, 2]))
-    assert len({case.name for case in everything}) == len(everything)
+    args = study.parser().parse_args(["--seeds", "1", "2"])
+    everything = list(study.choose_cases(args))
+    assert len({case.name for case in everything}) == len(everything) == 2 * 264
     assert all(" " not in case.name for case in everything)
-
-
-@pytest.mark.federation
-def test_the_command_prints_the_tables(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(better, "settings", lambda: [SETTING])
-    for case, run in made_up_runs().items():
-        overrides = Sweep(tmp_path, (case,), TINY).overrides_of(case)
-        record.write(tmp_path / "runs" / f"{case.name}.json", as_if_of(run, overrides))
-    page = tmp_path / "page.md"
-    page.write_text("<!-- begin better --><!-- end better -->")
-    given = ["--output", str(tmp_path), "--page", str(page), "--seeds", "1"]
-    assert better.main([*given, "--set", *TINY]) == 0
-    assert "min-max point" in page.read_text()
-    assert "16 runs, 16 of them are there" in capsys.readouterr().out

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from simulations.studies.drift import CROSS, compare_sides, draw_drifts, main
+from simulations.studies.drift import CROSS, compare_sides, draw_drifts, is_not_broken
+from simulations.study import Case, Runs
 
 
 @pytest.mark.parametrize(
@@ -13,15 +14,15 @@ def test_the_papers_drift_lemma_is_broken_with_its_own_factor(
     noise: float, left: float, right: float
 ) -> None:
     found = compare_sides(noise, draws=100_000)
-    assert found.left == pytest.approx(left, abs=2e-5)
-    assert found.right == pytest.approx(right, abs=2e-5)
-    assert found.left > found.right + 8 * found.error
+    assert found["left"] == pytest.approx(left, abs=2e-5)
+    assert found["right"] == pytest.approx(right, abs=2e-5)
+    assert found["left"] > found["right"] + 8 * found["error"]
 
 
 def test_no_constant_before_the_noise_mends_it() -> None:
     # Ten times the paper's, at a tenth of the noise.
     found = compare_sides(0.0002, draws=40_000, factor=20.0)
-    assert found.left > found.right + 8 * found.error
+    assert found["left"] > found["right"] + 8 * found["error"]
 
 
 def test_noise_does_not_enter_a_drift_by_its_own_spread_alone() -> None:
@@ -34,8 +35,9 @@ def test_noise_does_not_enter_a_drift_by_its_own_spread_alone() -> None:
     assert second.mean() > wished + 20 * second.std() / np.sqrt(20_000)
 
 
-def test_the_command_prints_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--noises", "0.002", "--draws", "20000"]) == 0
-    assert "0.25079" in capsys.readouterr().out
-    # Much noise is no counterexample.
-    assert main(["--noises", "0.1", "--draws", "2000"]) == 1
+def test_much_noise_is_no_counterexample_and_fails_the_command() -> None:
+    def runs(noise: float) -> Runs[dict[str, dict[str, float]]]:
+        return Runs({Case({}): {"metrics": compare_sides(noise, draws=2000)}})
+
+    assert is_not_broken(runs(0.1))
+    assert not is_not_broken(runs(0.002))

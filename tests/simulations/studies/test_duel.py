@@ -1,4 +1,4 @@
-import json
+import csv
 import subprocess
 import sys
 from pathlib import Path
@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flwr_safedshb.aggregation import Average, CoordinatewiseRule, Krum
+from flwr_safedshb.aggregation import CoordinatewiseRule
 from flwr_safedshb.aggregation.rule import FloatArray
-from flwr_safedshb.attacks import FarCluster, NonFinite
-from simulations.studies import duel
-from simulations.studies.duel import ATTACKS, RULES, Settings, displacement, receive
+from flwr_safedshb.attacks import FarCluster
+from simulations.studies.duel import ATTACKS, BAD, RULES, displace, receive
+from simulations.study import main
 
 
 class Recorder(CoordinatewiseRule):
@@ -25,23 +25,25 @@ class Recorder(CoordinatewiseRule):
         return mean
 
 
-def test_displacement_is_in_standard_errors_of_the_honest_mean() -> None:
-    settings = Settings(n=10, f=3, d=4000, signal=2.0)
+def displacement(rule: str, attack: str, **setting: int) -> float:
+    return float(displace(rule, attack, **setting)["displacement"])  # type: ignore[arg-type]
+
+
+def test_displacement_is_in_standard_errors_of_the_honest_mean(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # All cov entries are near 1, so the standard error of 7 vectors is sqrt(6/7 d/7),
     # and the average moves by 3/10 of the distance.
-    attack = FarCluster(distance=50.0, radius=0.0)
+    monkeypatch.setitem(ATTACKS, "far", FarCluster(distance=50.0, radius=0.0))
     expected = 0.3 * 50.0 / np.sqrt(6 / 7 * 4000 / 7)
-    assert displacement(Average(), attack, settings, 1) == pytest.approx(
-        expected, rel=0.03
-    )
+    moved = displacement("Average", "far", n=10, f=3, d=4000, signal=2, seed=1)
+    assert moved == pytest.approx(expected, rel=0.03)
 
 
 def test_without_attack_the_average_is_not_moved_and_one_vector_is_far() -> None:
-    settings = Settings(n=10, f=3, d=500)
-    assert displacement(Average(), None, settings, 0) < 1e-5
+    assert displacement("Average", "none", d=500) < 1e-5
     # One vector is sqrt(n) standard errors from the mean of n.
-    moved = displacement(Krum(), None, settings, 0)
-    assert moved == pytest.approx(np.sqrt(10), rel=0.1)
+    assert displacement("Krum", "none", d=500) == pytest.approx(np.sqrt(10), rel=0.1)
 
 
 def test_what_is_not_finite_is_excluded_and_lowers_f() -> None:
@@ -57,38 +59,32 @@ def test_what_is_not_finite_is_excluded_and_lowers_f() -> None:
 
 
 def test_adversaries_who_send_nan_leave_the_honest_mean() -> None:
-    moved = displacement(RULES["SMEA"], NonFinite(), Settings(d=8), 0)
-    assert moved < 1e-5
+    assert displacement("SMEA", "NaN", d=8) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("value", "colour"), [(1.5, "green"), (1.6, "yellow"), (3.1, "red")]
-)
-def test_bad_cells_are_seen(value: float, colour: str) -> None:
-    assert colour in duel._coloured(value)
-
-
-@pytest.mark.federation
-def test_run_prints_every_rule_and_writes_its_settings(
+@pytest.mark.process
+def test_run_prints_every_rule_and_leaves_a_row_a_try(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    out = tmp_path / "new" / "duel.json"
-    duel.main(["--seeds", "2", "--d", "5", "--out", str(out)])
-    written = json.loads(out.read_text())
-    assert written["settings"] == {"n": 10, "f": 3, "d": 5, "signal": 1.0, "seeds": 2}
-    assert written["results"].keys() == RULES.keys()
+    monkeypatch.setenv("COLUMNS", "120")
+    given = ["--seeds", "0", "1", "--set", "d=5", "--output", str(tmp_path)]
+    assert main(["duel", *given]) == 0
+    with (tmp_path / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(RULES) * len(ATTACKS) * 2
     printed = capsys.readouterr().out
-    for name, row in written["results"].items():
-        assert row.keys() == ATTACKS.keys()
-        line = next(x for x in printed.splitlines() if x.strip().startswith(name))
-        cells = line.split()[1 : 1 + len(ATTACKS)]
-        assert [float(cell) for cell in cells] == pytest.approx(
-            list(row.values()), abs=0.006
-        )
-    # Colluders break the average and none of the rules with a constant.
-    assert written["results"]["Average"]["far cluster"] > duel.BAD
-    assert written["results"]["SMEA"]["far cluster"] < duel.FAIR
+    for rule in RULES:
+        line = next(x for x in printed.splitlines() if x.strip().startswith(rule))
+        for cell, attack in zip(line.split()[1:], ATTACKS, strict=False):
+            mine = [
+                float(row["displacement"])
+                for row in rows
+                if (row["rule"], row["attack"]) == (rule, attack)
+            ]
+            assert float(cell) == pytest.approx(np.mean(mine), abs=0.006)
+            # Colluders break the average and none of the rules with a constant.
+            if attack == "far cluster" and rule in ("Average", "SMEA"):
+                assert (np.mean(mine) > BAD) == (rule == "Average")
 
 
 @pytest.mark.process

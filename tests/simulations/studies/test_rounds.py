@@ -1,7 +1,5 @@
 """The plan's bounds against rounds that adversaries do their worst in."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -9,6 +7,7 @@ from flwr_safedshb import theory
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.attacks import ALIE, FOE
 from simulations.studies import rounds
+from simulations.study import Case, Runs
 
 pytestmark = pytest.mark.federation
 
@@ -17,35 +16,30 @@ pytestmark = pytest.mark.federation
 @pytest.mark.parametrize("d", [69, 1000])
 def test_the_bounds_hold_within_the_stated_factor(n: int, f: int, d: int) -> None:
     found = rounds.measure(n, f, d, draws=1)
-    assert all(1.0 <= factor <= rounds.FACTOR for factor in found.factors)
+    assert all(1.0 <= found[key] <= rounds.FACTOR for key in found if "factor" in key)
 
 
 def test_momentums_are_as_noisy_as_the_theory_says() -> None:
-    found = rounds.momentums(40, 300, np.random.default_rng(0))
+    found = rounds.draw_momentums(40, 300, np.random.default_rng(0))
     expected = theory.noise_in_momentum(1.0, rounds.MOMENTUM, rounds.STEPS)
     assert found.std() == pytest.approx(expected, rel=0.02)
 
 
 def test_shifted_copies_do_more_than_the_usual_attacks() -> None:
     rng = np.random.default_rng(0)
-    honest = rounds.momentums(4, 69, rng)
+    honest = rounds.draw_momentums(4, 69, rng)
     along = np.eye(1, 69)[0]
-    copied = rounds.worst(SMEA(), honest, 3, along, lambda out: float(out @ out))
+    copied = rounds.find_worst(SMEA(), honest, 3, along, lambda out: float(out @ out))
     for attack in (ALIE(), FOE()):
         sent = np.concatenate([honest, attack(honest, 3, rng, SMEA())])
         out = SMEA()(sent, 3)
         assert float(out @ out) < copied / 2
 
 
-def test_the_command_states_its_factor(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "new" / "rounds.md"
-    arguments = ["--draws", "1", "--largest", "7", "--out", str(out)]
-    assert rounds.main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert out.read_text() in printed
-    assert "within 4 is stated" in printed
-    # A bound further from what is measured than stated is told.
-    monkeypatch.setattr(rounds, "FACTOR", 1.1)
-    assert rounds.main(arguments) == 1
+def test_a_bound_that_is_broken_or_too_far_away_fails_the_command() -> None:
+    def runs(factor: float) -> Runs[dict[str, dict[str, float]]]:
+        metrics = {"error_factor": 2.0, "radius_factor": factor}
+        return Runs({Case({"d": "1"}): {"metrics": metrics}})
+
+    failing = [rounds.is_outside(runs(factor)) for factor in (0.9, 1.1, 3.9, 4.1)]
+    assert failing == [True, False, False, True]

@@ -1,27 +1,39 @@
 """The measured facts about spread: the command prints and draws them."""
 
-from pathlib import Path
+from argparse import Namespace
+from itertools import product
 
 import pytest
 
 from simulations.studies import spread
+from simulations.study import Runs
 
 pytestmark = pytest.mark.federation
 
 
 def test_the_figures_of_the_page_are_measured() -> None:
     # h = 4, d = 69 and 1000: docs/robustness.md.
-    trace, top, ratio = spread.spreads(4, 69, draws=200)
-    assert trace == pytest.approx(51.8, abs=0.05)
-    assert top == pytest.approx(21.8, abs=0.05)
-    assert ratio == pytest.approx(2.39, abs=0.005)
-    assert spread.spreads(4, 1000, draws=40)[1] == pytest.approx(267, rel=0.02)
+    found = spread.measure_spread(4, 69, draws=200)
+    assert found["trace"] == pytest.approx(51.8, abs=0.05)
+    assert found["top_eigenvalue"] == pytest.approx(21.8, abs=0.05)
+    assert found["ratio"] == pytest.approx(2.39, abs=0.005)
+    far = spread.measure_spread(4, 1000, draws=40)
+    assert far["top_eigenvalue"] == pytest.approx(267, rel=0.02)
 
 
-def test_the_command_leaves_a_table_and_a_picture(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    spread.main(["--draws", "2", "--out", str(tmp_path / "deep" / "spread.png")])
-    rows = [line for line in capsys.readouterr().out.splitlines() if line[:3] == "| 4"]
-    assert [row.split(" | ")[1] for row in rows] == ["1", "10", "69", "1000"]
-    assert (tmp_path / "deep" / "spread.png").stat().st_size > 10_000
+def test_the_report_has_a_table_and_a_picture() -> None:
+    runs = Runs(
+        {
+            case: {"metrics": spread.measure_spread(h, d, draws=2)}
+            for case, (h, d) in zip(
+                spread.study.list_cases(Namespace()),
+                product(spread.CLIENTS, spread.DIMENSIONS),
+                strict=True,
+            )
+        }
+    )
+    (section,) = spread.report(runs)
+    assert section.table is not None
+    rows = [row for row in section.table.rows if row[0] == "4"]
+    assert [row[1] for row in rows] == ["1", "10", "69", "1000"]
+    assert len(section.figures["spread"].axes) == 2

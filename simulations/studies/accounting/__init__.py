@@ -1,1 +1,0 @@
-"""Epsilon of the accountant, held against another computation of it."""

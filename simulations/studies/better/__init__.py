@@ -1,1 +1,0 @@
-"""Rules and settings that might keep more of a training than SMEA does."""

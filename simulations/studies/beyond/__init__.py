@@ -1,1 +1,0 @@
-"""Other rules, tasks and federations than the paper's."""

@@ -1,1 +1,0 @@
-"""What a federation needs: fewer rounds, unequal nodes, a mean of models."""

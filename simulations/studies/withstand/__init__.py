@@ -1,1 +1,0 @@
-"""Which federations withstand colluders, measured against what the plan predicts."""

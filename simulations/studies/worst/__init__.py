@@ -1,1 +1,0 @@
-"""Rules and settings against the worst of many attacks."""

@@ -1,1 +1,0 @@
-"""A public table of private, robust training, and ours beside it."""

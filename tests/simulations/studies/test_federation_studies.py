@@ -1,0 +1,329 @@
+"""The studies that train: which runs, what is skipped, and what is made of them."""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from flwr_safedshb.privacy.accounting import baselines
+from flwr_safedshb.privacy.plan import PrivacyPlan
+from simulations.check import check
+from simulations.config import composed, resolved
+from simulations.data import files
+from simulations.data.files import fashion_mnist
+from simulations.experiment import federation
+from simulations.models import MLP
+from simulations.results.schema import RunRecord
+from simulations.studies import (
+    beyond,
+    federations,
+    picture,
+    withstand,
+    worst,
+    yardstick,
+)
+from simulations.study import Case, Runs, Section, Study, main
+from tests.configured import CONF
+from tests.records import made_up
+from tests.simulations.test_study import keep_as_if_run
+
+TINY = ("data=synthetic", "data.num_examples=5000")
+
+
+@pytest.fixture
+def no_images(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Fashion-MNIST is not on this machine."""
+    monkeypatch.setattr(files, "DEBIAN_FASHION_MNIST", str(tmp_path / "none"))
+    monkeypatch.delenv("SAFEDSHB_DATA", raising=False)
+
+
+@pytest.fixture
+def images(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder that looks as if Fashion-MNIST were in it."""
+    folder = tmp_path / "fashion-mnist"
+    folder.mkdir()
+    (folder / "train-images-idx3-ubyte.gz").touch()
+    monkeypatch.setattr(files, "DEBIAN_FASHION_MNIST", str(tmp_path / "none"))
+    monkeypatch.setenv("SAFEDSHB_DATA", str(tmp_path))
+    return folder
+
+
+def cases(study: Study, given: str = "") -> list[Case]:
+    return list(study.choose_cases(study.parser().parse_args(given.split())))
+
+
+def only(study: Study, **labels: str) -> str:
+    """Return the overrides of the only run with these labels."""
+    (case,) = (
+        c for c in study.list_cases(Namespace()) if labels.items() <= c.labels.items()
+    )
+    return " ".join([*case.overrides, "seed=1"])
+
+
+def text_of(sections: Sequence[Section]) -> str:
+    tables = [section.table.markdown for section in sections if section.table]
+    return "\n".join([*tables, *(f"{s.title} {s.text} {s.notes}" for s in sections)])
+
+
+def test_beyond_has_every_rule_attack_and_part(images: Path) -> None:
+    everything = list(beyond.make_cases(Namespace()))
+    assert len(everything) == len({case.name for case in everything}) == 536 / 2
+
+    def labels(part: str, axis: str) -> set[str]:
+        return {c.labels[axis] for c in everything if c.labels["part"] == part}
+
+    assert labels("rules", "rule") == {
+        beyond.NO_ATTACK, "average", "krum", "multi-krum", "trimmed-mean", "median",
+        "geometric-median", "smea", "filter",
+    }  # fmt: skip
+    for part in ("rules", "large", "network"):
+        assert labels(part, "attack") == {"", *beyond.ATTACKS}
+    known = {path.stem for path in (CONF / "aggregation").glob("*.yaml")}
+    assert labels("fractions", "rule") - {beyond.NO_ATTACK} == known - {
+        "filter-literal"
+    }
+    assert labels("heterogeneity", "setting") == {
+        "alpha = 0.1", "alpha = 1", "alpha = 10",
+    }  # fmt: skip
+    (network, *_) = (c for c in everything if c.labels["part"] == "network")
+    assert f"data.path={images}" in network.overrides
+
+
+@pytest.mark.parametrize(
+    ("part", "n", "f"),
+    [("rules", 7, 3), ("heterogeneity", 10, 2), ("large", 50, 10), ("network", 10, 3)],
+)
+def test_beyond_compares_with_as_many_honest_clients(
+    part: str, n: int, f: int, images: Path
+) -> None:
+    setting = next(iter(beyond.PARTS[part].settings))
+    where = {"part": part, "setting": setting}
+    attacked = resolved(only(beyond.study, **where, rule="smea", attack="alie"))
+    unharmed = resolved(only(beyond.study, **where, rule=beyond.NO_ATTACK))
+    assert (attacked["num_nodes"], attacked["num_malicious_nodes"]) == (n, f)
+    assert (unharmed["num_nodes"], unharmed["num_malicious_nodes"]) == (n - f, 0)
+    same = ("steps", "momentum", "server_learning_rate", "privacy", "data", "split")
+    assert {key: attacked[key] for key in same} == {key: unharmed[key] for key in same}
+    assert f"{f} adversaries among {n}" in beyond.PARTS[part].question
+
+
+def test_the_honest_hold_the_same_with_and_without_an_attack() -> None:
+    where = {"part": "heterogeneity", "setting": "alpha = 1"}
+    attacked = only(beyond.study, **where, rule="smea", attack="alie")
+    unharmed = only(beyond.study, **where, rule=beyond.NO_ATTACK)
+    more = " data=synthetic privacy.plan.batch_size=1"
+    held = [federation(f"{text}{more}") for text in (attacked, unharmed)]
+    assert held[0].sizes == held[1].sizes
+    assert len(set(held[0].sizes)) > 1
+    assert torch.equal(held[0].training[0], held[1].training[0])
+
+
+def test_beyond_has_a_row_for_each_panel_and_marks_what_diverges() -> None:
+    def make(case: Case) -> RunRecord:
+        hurt = case.labels["rule"] == "average"
+        accuracy, losses = (0.3, (0.7, 50.0)) if hurt else (0.9, (0.7, 0.2))
+        return made_up(accuracy, losses, case.seed, case.overrides)
+
+    chosen = cases(beyond.study, "--part heterogeneity large --seeds 1 2")
+    sections = list(beyond.report(Runs({case: make(case) for case in chosen})))
+    text = text_of(sections)
+    assert "| ALIE, alpha = 0.1 | 0.900 ± 0.000 | 0.900 ± 0.000 |" in text
+    assert "| FOE |" + " 0.900 ± 0.000 |" * 3 + " 0.300 ± 0.000 ↗ |" in text
+    assert "38 runs with seeds [1, 2], 76 s in all." in text
+    assert "A network" not in text
+    panel = sections[1].panels["FOE"]["accuracy"]
+    assert {len(curve.values) for curve in panel.values()} == {2}
+
+
+def test_without_the_images_a_part_is_left_out(
+    no_images: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["beyond", "--part", "network", "--output", str(tmp_path / "out")]
+    with pytest.raises(SystemExit):
+        main(given)
+    assert "invalid choice: 'network'" in capsys.readouterr().err
+    assert cases(beyond.study)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "apt-get install dataset-fashion-mnist" in printed
+    assert main(["yardstick", "--output", str(tmp_path / "out")]) == 2
+    assert "dataset-fashion-mnist" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_images_may_lie_beside_other_data(images: Path) -> None:
+    assert fashion_mnist() == images
+
+
+@pytest.mark.parametrize("epsilon", [0.125, 2.0])
+def test_the_noise_is_that_of_the_papers_epsilon(epsilon: float) -> None:
+    noise = yardstick.NOISES[epsilon]
+    plan = PrivacyPlan(1.0, noise, 16, 3000, "poisson", "add-remove")
+    found = baselines.rdp(plan, 1500, 1.497e-4).epsilon
+    assert epsilon * 0.995 < found <= epsilon * 1.0005
+
+
+def test_the_yardsticks_setting_is_the_papers(images: Path) -> None:
+    where = {"epsilon": "2", "rule": "SMEA", "attack": "label flip"}
+    cfg = composed(only(yardstick.study, **where))
+    assert (cfg.num_nodes, cfg.num_malicious_nodes, cfg.steps) == (33, 13, 1500)
+    assert (cfg.privacy.plan.sampling, cfg.privacy.plan.batch_size) == ("poisson", 16)
+    model = MLP(784, 10, list(cfg.model.hidden))
+    assert sum(p.numel() for p in model.parameters()) == 25_450
+    assert len({case.name for case in cases(yardstick.study)}) == 15 * 7
+
+
+def test_the_yardsticks_tables_are_side_by_side(images: Path) -> None:
+    chosen = cases(yardstick.study, "--epsilon 0.5 2 --rule SMEA average --seeds 1 2")
+    runs = Runs({case: made_up(0.7, (2.3, 0.9), case.seed) for case in chosen})
+    text = text_of(list(yardstick.report(runs)))
+    assert "| Xiang et al. | no attack | 0.775 | 0.800 |" in text
+    assert "| Safe-DSHB, average | no attack | 0.700 ± 0.000 (-0.075) |" in text
+    assert "| Safe-DSHB, SMEA | strongest | 0.700 ± 0.000 (-0.060) |" in text
+    assert "| 2 | 0.792 | 1.55" in text  # their unit, and ours
+
+
+def test_who_is_there_if_nobody_attacks() -> None:
+    """Sizes are of honest nodes: without an adversary there is one node less."""
+    for row, honest in (("with the small node", 5), ("without it", 4)):
+        for attack, hostile in (("nobody", 0), ("foe", 1)):
+            where = {"part": "unequal", "row": row, "attack": attack, "column": "smea"}
+            cfg = composed(only(federations.study, **where))
+            assert cfg.num_nodes == honest + hostile
+            assert cfg.num_malicious_nodes == 1
+            assert len(cfg.split.sizes) == honest
+
+
+def test_the_tables_of_federations_have_every_figure(no_images: None) -> None:
+    chosen = cases(federations.study, "--seeds 1 2")
+    assert len(chosen) == 2 * 84
+    runs = Runs(
+        {c: made_up(0.5 + c.seed / 10, (0.7, 0.3), seed=c.seed) for c in chosen}
+    )
+    text = text_of(list(federations.report(runs)))
+    assert "2 seeds." in text
+    assert text.count("0.650 ± 0.071") == 4 * 9 + 4 * 12 + 4 * 6
+    assert "smea, last | smea, mean" in text
+
+
+@pytest.mark.federation
+def test_what_a_federation_is_asked_for_can_run() -> None:
+    where = {"row": "paper, low privacy", "attack": "foe", "column": "K = 10"}
+    check(f"{only(federations.study, **where)} data=synthetic")
+
+
+def test_the_picture_compares_averaging_once_with_every_panel() -> None:
+    runs = Runs({case: made_up(0.9, (0.7, 0.3)) for case in cases(picture.study)})
+    assert len(runs) == 7 * 5
+    drawn = picture.draw_picture(runs)
+    assert [len(axes.lines) for axes in drawn.axes] == [4, 4]
+
+
+# Of the sweep against the worst attack, by rule and rate: under FOE, and strongest.
+LOSSES = {
+    ("smea", "0.5"): (0.3, 0.5), ("smea", "1"): (0.2, 0.9),
+    ("filter", "0.5"): (0.25, 0.6), ("filter", "1"): (0.8, 0.4),
+}  # fmt: skip
+GRID = "--rules smea filter --malicious 1 --nodes 5 --noises 1 --rates 0.5 1 "
+GRID += "--momentums 0.9 --attacks foe strongest --seeds 1 2"
+
+
+def make_swept_run(case: Case) -> RunRecord:
+    pair = LOSSES[case.labels["rule"], case.labels["rate"]]
+    loss = pair[case.labels["attack"] == "strongest"] + 0.001 * case.seed
+    return made_up(0.9, (0.7, loss), case.seed)
+
+
+def test_a_swept_run_is_what_its_setting_says() -> None:
+    given = "--rules krum --malicious 2 --nodes 9 --noises 2 --alphas 1 --rates 0.5 "
+    (case,) = cases(worst.study, f"{given} --momentums 0.9 --attacks drift --seeds 3")
+    cfg = composed(" ".join([*case.overrides, "seed=3"]))
+    assert (cfg.num_nodes, cfg.num_malicious_nodes, cfg.seed) == (9, 2, 3)
+    assert (cfg.server_learning_rate, cfg.momentum, cfg.split.alpha) == (0.5, 0.9, 1.0)
+    assert cfg.privacy.plan.noise_multiplier == 2.0
+    assert "Krum" in str(cfg.aggregation)
+
+
+def test_the_setting_whose_worst_attack_does_least_is_chosen() -> None:
+    runs = Runs({case: make_swept_run(case) for case in cases(worst.study, GRID)})
+    found = worst.late_losses(runs)
+    (best,) = worst.choose_settings(found)
+    assert best[:2] == ("smea", "0.5")  # not the best under FOE
+    stronger = {it[:2]: worst.stronger_attacks(of) for it, of in found.items()}
+    assert [key for key, value in stronger.items() if value] == [("filter", "1")]
+    text = text_of(list(worst.report(runs)))
+    assert "FOE" in text.partition("standard errors: ")[2]
+
+
+@pytest.mark.federation
+def test_the_sweep_leaves_heatmaps_and_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep_as_if_run(tmp_path, "worst", GRID.split(), make_swept_run, TINY)
+    given = [*GRID.split(), "--output", str(tmp_path), "--set", *TINY]
+    assert main(["worst", *given]) == 0
+    assert (tmp_path / "figures" / "smea-training-loss.png").exists()
+    assert "16 runs, 16 of them are there" in capsys.readouterr().out
+    assert main(["worst", "--nodes", "5", "--malicious", "3"]) == 2
+
+
+# A federation that should not withstand colluders, and one that should.
+SETTINGS = {
+    "bad": {"n": "7", "f": "3", "noise": "4", "momentum": "0.99", "shares": "iid"},
+    "good": {"n": "10", "f": "1", "noise": "0.5", "momentum": "0.99", "shares": "iid"},
+}
+
+
+def make_withstand_runs(attacked: float) -> Runs[RunRecord]:
+    runs: Runs[RunRecord] = Runs()
+    for labels in SETTINGS.values():
+        for case in cases(withstand.study):
+            if labels.items() <= case.labels.items():
+                loss = 0.3 if case.labels["attack"] == "no attack" else attacked
+                runs[case] = made_up(
+                    0.9, (0.7, loss), overrides=[*case.overrides, *TINY]
+                )
+    return runs
+
+
+def test_eighty_federations_each_once_with_as_many_honest_clients() -> None:
+    chosen = cases(withstand.study)
+    assert len({case.name for case in chosen}) == len(chosen) == 160
+    shares = [int(case.labels["f"]) / int(case.labels["n"]) for case in chosen]
+    assert min(shares) == 0.1
+    assert max(shares) == pytest.approx(3 / 7)
+    first, second = (
+        composed(only(withstand.study, **SETTINGS["bad"], attack=attack))
+        for attack in ("strongest", "no attack")
+    )
+    assert first.num_nodes - first.num_malicious_nodes == second.num_nodes == 4
+    assert "Strongest" in str(first.attack)
+
+
+def test_what_is_predicted_follows_the_first_model() -> None:
+    bad, good = (
+        withstand.predict(
+            [*only(withstand.study, **labels, attack="strongest").split(), *TINY]
+        )
+        for labels in SETTINGS.values()
+    )
+    assert bad.spec.gradient == pytest.approx(good.spec.gradient, rel=0.5)
+    assert bad.spec.smoothness > 0.0
+    assert bad.radius > 5 * good.radius
+    assert (bad.withstands, good.withstands) == (False, True)
+
+
+def test_half_of_the_progress_decides() -> None:
+    kept, lost = (
+        withstand.find_outcomes(make_withstand_runs(loss)) for loss in (0.49, 0.51)
+    )
+    assert all(one.withstood for one in kept)
+    assert not any(one.withstood for one in lost)
+    # The better federation comes first, and is said to withstand.
+    assert [one.agrees for one in kept] == [True, False]
+    assert [one.agrees for one in lost] == [False, True]
+    text = withstand.describe_agreement(kept)
+    assert text.startswith("The prediction agrees with the outcome in 1 of 2")
+    rows = text_of(list(withstand.report(make_withstand_runs(0.49))))
+    assert "| **no** |" in rows
