@@ -50,24 +50,15 @@ INTERPRETED = 40
 
 @dataclass(frozen=True)
 class GridSettings:
-    """What is measured.
-
-    Attributes
-    ----------
-    cells : tuple of (n, f, d)
-    seeds : int
-        Inputs of each family in a cell; peers get the first, and there is only that
-        where the search has a time limit.
-    peer_limit : float
-        Seconds of a call above which a peer is sampled.
-    whole : bool
-        Whether the compiler, Filter, memory, hostile inputs and hundreds of vectors are
-        measured, and growth is followed to large sizes.
-    """
+    """What is measured."""
 
     cells: tuple[Cell, ...]
+    # Inputs of each family in a cell; peers get the first, and there is only that where
+    # the search has a time limit.
     seeds: int
-    peer_limit: float
+    peer_limit: float  # seconds of a call above which a peer is sampled
+    # Whether the compiler, Filter, memory, hostile inputs and hundreds of vectors are
+    # measured, and growth is followed to large sizes.
     whole: bool
 
 
@@ -180,13 +171,13 @@ def measure_memory(n: int, d: int) -> float:
 
     Every reply has four layers and memory of its own, as messages have.
     """
+    grid.compile_search()  # before the replies: what the compiler frees is for them
     rng = np.random.default_rng(0)
     quarter = d // 4
     replies = [
         [rng.standard_normal(quarter, dtype=np.float32) for _ in range(4)]
         for _ in range(n)
     ]
-    grid.compile_search()
     peak = peak_megabytes(lambda: SMEA()(replies, n // 5))
     return peak * 2**20 / (4.0 * 4 * quarter)
 

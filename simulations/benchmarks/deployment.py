@@ -93,21 +93,11 @@ KINDS: Mapping[str, type[OurDeployment | FlowerDeployment]] = {
 
 @dataclass(frozen=True)
 class FederationCost:
-    """What a federation took, after its first rounds.
+    """What a federation took, after its first rounds."""
 
-    Attributes
-    ----------
-    round : float
-        Median seconds of a round.
-    message : float
-        Processor seconds that a node spends on a message.
-    memory : float
-        MB of a node, shared pages shared out.
-    """
-
-    round: float
-    message: float
-    memory: float
+    round: float  # median seconds
+    message: float  # processor seconds that a node spends on a message
+    memory: float  # MB of a node, shared pages shared out
 
 
 @dataclass(frozen=True)

@@ -48,30 +48,18 @@ WIDE = 100_000
 class GridSample:
     """What was measured on one input.
 
-    Attributes
-    ----------
-    cell : n, f and d
-    family : str
-    seed : int
-    seconds : dict
-        Medians of "SMEA" (checks, Gram matrix, search, mean), "gram" (its Gram matrix),
-        "BLAS" (the product alone, of an array that is float64 already), "eigvalsh" (of
-        one n x n matrix).
-    gap : float
-        lambda_max of the answer over its proven lower bound, minus 1: 0 is exact.
-    kappa : float
-        Certified constant of the answer.
-    prices : dict of name to Price
-        What peers cost, if they were asked.
+    `seconds` has medians of "SMEA" (checks, Gram matrix, search, mean), "gram" (its
+    Gram matrix), "BLAS" (the product alone, of an array that is float64 already) and
+    "eigvalsh" (of one n x n matrix).
     """
 
     cell: Cell
     family: str
     seed: int
     seconds: dict[str, float]
-    gap: float
-    kappa: float
-    prices: dict[str, Price] = field(default_factory=dict)
+    gap: float  # lambda_max over its proven lower bound, minus 1: 0 is exact
+    kappa: float  # certified
+    prices: dict[str, Price] = field(default_factory=dict)  # of peers that were asked
 
 
 def make_rule(n: int) -> SMEA:

@@ -27,22 +27,16 @@ MAX_NODES = 1_000_000
 
 @dataclass(frozen=True)
 class Growth:
-    """A cost against one size: n, d or f.
+    """A cost against one size, beside what theory allows.
 
-    Attributes
-    ----------
-    figure, words, unit : str
-        Its threshold, what is held fixed, and the unit of the cost.
-    size : str
-    costs, theory : mapping of size to cost
-        What was measured, and what theory allows: for seconds its power through the
-        last point, for nodes the number of subsets.
+    For seconds that is theory's power through the last point, for nodes the number of
+    subsets.
     """
 
-    figure: str
-    words: str
+    figure: str  # whose threshold it has
+    words: str  # what is held fixed
     unit: str
-    size: str
+    size: str  # n, d or f
     costs: dict[int, float]
     theory: dict[int, float]
 

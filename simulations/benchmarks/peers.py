@@ -43,19 +43,11 @@ SAMPLE, SAMPLE_SECONDS = (16, 400), 0.15
 
 @dataclass(frozen=True)
 class Price:
-    """What one call costs.
-
-    Attributes
-    ----------
-    seconds : float
-    extrapolated : bool
-        From a sample of the subsets.
-    found : bool or None
-        Whether it answered with the mean of the best subset; None where only sampled.
-    """
+    """What one call costs."""
 
     seconds: float
-    extrapolated: bool
+    extrapolated: bool  # from a sample of the subsets
+    # Whether it answered with the mean of the best subset; None where only sampled.
     found: bool | None
 
 

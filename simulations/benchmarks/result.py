@@ -50,26 +50,14 @@ class ResultTable:
 
 @dataclass(frozen=True)
 class Result:
-    """What one run of a benchmark found.
-
-    Attributes
-    ----------
-    tables : sequence of ResultTable
-    figures : mapping of name to Measurement
-        Compared with the thresholds of the same names.
-    costs : mapping of name to float
-        The few figures that are kept from version to version; less is better in all of
-        them, and a ratio to a lower bound or a peer says more than seconds.
-    raw : object
-        Everything that was measured; JSON.
-    panels : sequence of Panel
-        What is drawn.
-    """
+    """What one run of a benchmark found."""
 
     tables: Sequence[ResultTable]
-    figures: Mapping[str, Measurement]
+    figures: Mapping[str, Measurement]  # by the names of their thresholds
+    # The few figures that are kept from version to version; less is better in all of
+    # them, and a ratio to a lower bound or a peer says more than seconds.
     costs: Mapping[str, float]
-    raw: object
+    raw: object  # everything that was measured; JSON
     panels: Sequence[Panel] = field(default=(), repr=False)
 
 

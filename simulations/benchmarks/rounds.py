@@ -23,17 +23,10 @@ Marks = list[tuple[float, int]]  # after each round: a clock, and resident kB
 
 @dataclass(frozen=True)
 class RoundCost:
-    """What rounds of one kind took.
+    """What rounds of one kind took: quartiles of the seconds, and growing memory.
 
-    Attributes
-    ----------
-    name : str
-    nodes, rounds : int
-    lower, seconds, upper : float
-        Quartiles of the seconds of a round.
-    kilobytes : float
-        By which memory grew from the first half of the rounds to their end, for each
-        round of the second half.
+    `kilobytes` is by how much memory grew from the first half of the rounds to their
+    end, for each round of the second half.
     """
 
     name: str

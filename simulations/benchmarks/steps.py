@@ -34,23 +34,12 @@ STEPS = (PLAIN, OURS, SECURE, *OPACUS)
 
 @dataclass(frozen=True)
 class Task:
-    """A model, its examples and its batches.
-
-    Attributes
-    ----------
-    make : callable
-    loss : nn.Module
-    shape : tuple of int
-        Of an input.
-    classes : int
-        One for a target in [0, 1].
-    examples, batch_size : int
-    """
+    """A model, its examples and its batches."""
 
     make: Callable[[], nn.Module]
     loss: nn.CrossEntropyLoss | nn.BCEWithLogitsLoss
-    shape: tuple[int, ...]
-    classes: int
+    shape: tuple[int, ...]  # of an input
+    classes: int  # one for a target in [0, 1]
     examples: int
     batch_size: int
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal, cast
+from unittest.mock import patch
 
 import numpy as np
 from flwr.app import (
@@ -25,6 +28,7 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from flwr_safedshb.algorithm import attendance
 from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
 from flwr_safedshb.flower.compat import set_reply_to
 from flwr_safedshb.strategy import SafeDSHB
@@ -59,13 +63,21 @@ def main(grid: Grid, context: Context) -> None:
         seed=int(context.run_config["seed"]),
         checkpoint=folder / CHECKPOINT,
     )
-    strategy.start(
-        TracedGrid(grid, folder / TRACE),
-        initial_model(),
-        num_rounds=int(context.run_config["steps"]),
-        timeout=float(context.run_config["timeout"]),
-    )
+    with nullcontext() if context.run_config["backoff"] else without_backoff():
+        strategy.start(
+            TracedGrid(grid, folder / TRACE),
+            initial_model(),
+            num_rounds=int(context.run_config["steps"]),
+            timeout=float(context.run_config["timeout"]),
+        )
     handler.close()
+
+
+@contextmanager
+def without_backoff() -> Iterator[None]:
+    """Let nodes that fail be asked in every round: they are to attack in each."""
+    with patch.object(attendance, "_MOST_DOUBLINGS", 0):
+        yield
 
 
 def initial_model() -> ArrayRecord:

@@ -30,40 +30,20 @@ Effect = Literal["no part", "none", "missed", "again"]
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong in one step, by design in one node's part of it.
+    """Something that goes wrong in one step, by design in one node's part of it."""
 
-    Attributes
-    ----------
-    key, name : str
-        For the command line, and for people.
-    run : Run
-    node, step : int
-        Whom it strikes, and when. For a fault of the server: who is held meanwhile.
-    order : Order or None
-        What the node does in that step.
-    strike, repair : callable of trial, node and step
-        What goes wrong, and what is then done about it.
-    log, line : str
-        Whose log tells of it (``server`` is the server app's), and the line as a
-        regular expression, in which ``{node}`` is Flower's id.
-    effect : Effect
-        What must hold of the round, beside all that must hold after any fault.
-    dies_charged : bool
-        Whether the node is killed between its charge and its message.
-    """
-
-    key: str
-    name: str
+    key: str  # for the command line
+    name: str  # for people
     run: Run
-    node: int
+    node: int  # whom it strikes; for a fault of the server: who is held meanwhile
     step: int
-    order: Order | None
-    strike: Strike
-    repair: Strike
-    log: str
-    line: str
-    effect: Effect
-    dies_charged: bool = False
+    order: Order | None  # what the node does in that step
+    strike: Strike  # what goes wrong
+    repair: Strike  # what is then done about it
+    log: str  # whose log tells of it; "server" is the server app's
+    line: str  # of that log: a regular expression, in which {node} is Flower's id
+    effect: Effect  # must hold, beside all that must hold after any fault
+    dies_charged: bool = False  # the node is killed between charge and message
 
 
 DISK = 0  # the node whose ledger has a small disk of its own

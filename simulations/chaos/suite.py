@@ -39,33 +39,18 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class FaultReport:
-    """One row of the report.
-
-    Attributes
-    ----------
-    fault, name : str
-    seen : str
-        The line of the log.
-    lost_steps : int
-        Steps that a node charged for and the server could not use; the most of any
-        node for a fault of the server.
-    lost_epsilon : float
-        What they cost.
-    effect : str
-    distance : float
-        Of the final model of the run from the optimum.
-    problems : list of str
-        What does not hold and should.
-    """
+    """What came of a fault: one row of the report."""
 
     fault: str
     name: str
-    seen: str
+    seen: str  # the line of the log
+    # Steps that a node charged for and the server could not use, the most of any node
+    # for a fault of the server; and what they cost.
     lost_steps: int
     lost_epsilon: float
     effect: str
-    distance: float
-    problems: list[str]
+    distance: float  # of the final model of the run from the optimum
+    problems: list[str]  # what does not hold and should
 
 
 def run_trials(

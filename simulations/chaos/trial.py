@@ -25,25 +25,16 @@ WHOLE = 10**9  # characters of a log
 
 @dataclass
 class FaultTrial:
-    """A run under fault, and what is known of it from outside.
-
-    Attributes
-    ----------
-    federation : Deployment
-    folder : Path
-        Of checkpoint, log and traces; is made.
-    seed, steps : int
-    timeout : float
-        Seconds the server waits for the replies of a round.
-    orders : mapping of (node, step) to what the node does then
-    """
+    """A run under fault, and what is known of it from outside."""
 
     federation: Deployment
-    folder: Path
+    folder: Path  # of checkpoint, log and traces; is made
     seed: int
     steps: int
-    timeout: float
+    timeout: float  # seconds the server waits for the replies of a round
+    # What a node does in a step, by node and step.
     orders: Mapping[tuple[int, int], Order] = field(default_factory=dict)
+    backoff: bool = True  # whether a node that fails again is not asked for a while
     run_id: str = ""
 
     def submit_run(self) -> None:
@@ -58,6 +49,7 @@ class FaultTrial:
                 "steps": self.steps,
                 "timeout": self.timeout,
                 "orders": ",".join(orders),
+                "backoff": self.backoff,
             }
         )
 

@@ -28,20 +28,10 @@ _TRIED_SECONDS, _PAUSE_SECONDS = 30.0, 0.2
 
 
 class FleetNode:
-    """A program with a node's key.
+    """A program with a node's private key and id, `number`.
 
-    Parameters
-    ----------
-    address : str
-        Of the gate, host:port.
-    trusted : Path
-        Certificate that the gate's must be signed by.
-    key : Path
-        The node's private key.
-    number : int
-        Its id.
-    own : str
-        The address that it calls from.
+    It calls the gate at `address` (host:port), whose certificate `trusted` must have
+    signed, from the address `own`.
     """
 
     def __init__(

@@ -32,15 +32,7 @@ class ProbeCall:
 
 
 class Probe:
-    """Makes calls of an honest node, as often as that is no attack.
-
-    Parameters
-    ----------
-    node : FleetNode
-        With the key of an honest node, whose calls these are.
-    gate : int
-        The process of the gate.
-    """
+    """Makes calls with an honest node's key, and reads the memory of process `gate`."""
 
     def __init__(self, node: FleetNode, gate: int) -> None:
         self._node, self._gate = node, Path(f"/proc/{gate}/status")
@@ -93,52 +85,28 @@ class Probe:
 
 @dataclass(frozen=True)
 class AttackOutcome:
-    """What came of one attack.
-
-    Attributes
-    ----------
-    attack, tried, seen : str
-        Its key, what it does, and what was answered.
-    lost_rounds, wasted_steps : int
-        Rounds that were skipped, and steps that honest nodes were charged and not
-        asked for.
-    slowest, slowest_before : float
-        Seconds of an honest node's slowest call meanwhile, and without an attack.
-    calls, failed_calls : int
-        How many such calls there were, and how many were not answered.
-    memory : float
-        The gate's, in MiB, at most.
-    """
+    """What came of one attack."""
 
     attack: str
     tried: str
-    seen: str
-    lost_rounds: int
-    wasted_steps: int
-    slowest: float
-    slowest_before: float
+    seen: str  # what was answered
+    lost_rounds: int  # that were skipped
+    wasted_steps: int  # that honest nodes were charged and not asked for
+    slowest: float  # seconds of an honest node's slowest call meanwhile
+    slowest_before: float  # and without an attack
     calls: int
     failed_calls: int
-    memory: float
+    memory: float  # of the gate, in MiB, at most
 
 
 @dataclass(frozen=True)
 class AttackReport:
-    """All attacks on one federation, and what should not have come of them.
-
-    Attributes
-    ----------
-    rows : list of AttackOutcome
-    difference : float
-        Of the model from that of a run where the node was silent, at most.
-    wrong, slow : list of str
-        What was believed, charged or lost, and who waited, that should not.
-    """
+    """All attacks on one federation, and what should not have come of them."""
 
     rows: list[AttackOutcome]
-    difference: float
-    wrong: list[str]
-    slow: list[str]
+    difference: float  # of the model, at most, from a run where the node was silent
+    wrong: list[str]  # what was believed, charged or lost, and should not
+    slow: list[str]  # who waited, and should not
 
 
 def make_outcome(

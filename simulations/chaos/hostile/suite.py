@@ -15,7 +15,7 @@ import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from simulations.chaos.app import TRACE, train
+from simulations.chaos.app import TRACE, train, without_backoff
 from simulations.chaos.checks import check_charges, check_ended, check_leaks
 from simulations.chaos.hostile.attacks import ATTACKS
 from simulations.chaos.hostile.insider import InsiderSettings
@@ -82,6 +82,7 @@ def attack_federation(
     with Deployment(where, NODES, _CONFIG, APP, absent=[HOSTILE]) as federation:
         assert federation.credentials is not None
         trial = FaultTrial(federation, folder / "run", seed, len(rounds), _TIMEOUT)
+        trial.backoff = False
         output = _start_insider(federation, trial, rounds)
         trial.wait(output.exists)
         trial.submit_run()
@@ -96,6 +97,8 @@ def attack_federation(
         with Probe(honest, federation.pid("gate")) as probe:
             visit(federation)
             trial.wait_end()
+            # An attack may go on for a moment after its round.
+            trial.wait(lambda: len(read_entries(output)) > len(rounds))
             say("the training has ended")
             rows = _make_insider_rows(trial, probe, read_entries(output)[1:], quiet)
             federation.kill("insider")
@@ -140,7 +143,8 @@ def train_silently(seed: int, steps: int) -> Vector:
             raise RuntimeError("crashed")
         return train(message, context)
 
-    return train_in_process(app, seed, steps)
+    with without_backoff():
+        return train_in_process(app, seed, steps)
 
 
 def _start_insider(
