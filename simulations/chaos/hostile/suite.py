@@ -98,14 +98,24 @@ def attack_federation(
             visit(federation)
             trial.wait_end()
             # An attack may go on for a moment after its round.
-            trial.wait(lambda: len(read_entries(output)) > len(rounds))
+            trial.wait(
+                lambda: (
+                    len(read_entries(output)) > len(rounds)
+                    or not federation.is_running("insider")
+                )
+            )
             say("the training has ended")
-            rows = _make_insider_rows(trial, probe, read_entries(output)[1:], quiet)
+            notes = read_entries(output)[1:]
+            rows = _make_insider_rows(trial, probe, notes, quiet)
             federation.kill("insider")
             rows += _let_strangers_come(federation, probe, strangers, seconds, say)
         expected = train_silently(trial.seed, trial.steps)
         difference = float(np.abs(trial.load_model() - expected).max())
         problems = check_attacked(trial, difference)
+        if len(notes) < len(rounds):
+            problems.append(
+                f"the node attacked in {len(notes)} of {len(rounds)} rounds"
+            )
         return AttackReport(rows, difference, problems, check_outcomes(rows))
 
 

@@ -223,7 +223,10 @@ def place() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-SHORT = ["instruct-server+instruct-node+answer-for-another", "poison+reply-twice"]
+SHORT = [
+    "instruct-server+instruct-node+answer-for-another",
+    "poison-record+reply-twice",
+]
 
 
 @as_root
