@@ -11,10 +11,11 @@ import logging
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from importlib.metadata import entry_points
 from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
@@ -28,6 +29,9 @@ from simulations.overrides import CONF, items
 # Where things are and how long to wait: what a run computes does not depend on them.
 _HANDLING = ("checkpoint", "checkpoint_every", "log_level", "logger")
 _ENGINE_HANDLING = ("client_cpus", "node_timeout", "run_timeout", "folder")
+# Hydra's setting of further folders of configuration, and who publishes such.
+SEARCH_PATH = "hydra.searchpath"
+ENTRY_POINTS = "flwr_safedshb.conf"
 # The least value of numbers that nothing else checks before a run.
 _LEAST = {
     "num_nodes": 1,
@@ -122,7 +126,20 @@ class _Config:
 def composed(overrides: str) -> DictConfig:
     """Return the configuration that the overrides make of the packaged files."""
     with explained(), initialize_config_dir(str(CONF), version_base=None):
-        return compose("config", shlex.split(overrides))
+        return compose("config", with_published(shlex.split(overrides)))
+
+
+def with_published(overrides: Sequence[str]) -> list[str]:
+    """Return overrides that also find the configuration of installed packages.
+
+    A package publishes a folder of Hydra groups by an entry point of the group
+    ``flwr_safedshb.conf`` whose value is the folder's module.
+    """
+    given = [o for o in overrides if o.startswith(SEARCH_PATH)]
+    paths = [one for o in given for one in o.split("=", 1)[1].strip("[]").split(",")]
+    paths += [f"pkg://{point.value}" for point in entry_points(group=ENTRY_POINTS)]
+    others = [o for o in overrides if o not in given]
+    return [f"{SEARCH_PATH}=[{','.join(paths)}]", *others] if paths else others
 
 
 def override(name: str, value: object) -> str:

@@ -17,7 +17,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
+_PACKAGE = Path(__file__).resolve().parent
+# In an installed wheel the configuration is part of the package.
+CONF = next(
+    folder
+    for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf")
+    if folder.exists()
+)
 
 
 @lru_cache(maxsize=8)

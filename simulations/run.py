@@ -26,26 +26,28 @@ from rich.console import Console
 from simulations.check import check_study
 from simulations.command import alone_at, print_settings_errors
 from simulations.config import (
+    SEARCH_PATH,
     SettingsError,
     checkpoint_of,
     composed,
     explained,
     override,
     resolved,
+    with_published,
 )
 from simulations.engines import checked, run
 from simulations.loopback.watch import told
 from simulations.overrides import CONF
 from simulations.results import record
 from simulations.results.loggers import logged
-from simulations.results.report import run_page
+from simulations.results.report import run_page, write_joint_report
 from simulations.results.schema import RunRecord
 
 
 @print_settings_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Refuse what makes no run, then let Hydra start one, or with ``-m`` many."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given = _read_config_dir(sys.argv[1:] if arguments is None else arguments)
     options = {argument for argument in given if argument.startswith("-")}
     overrides = [argument for argument in given if argument not in options]
     sys.argv[1:] = given
@@ -59,11 +61,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if len({*models}) < len(models):
         raise SettingsError(f"checkpoint={models[0]} would be that of several runs")
     # A folder's name may be the time, which must not be asked twice.
+    sys.argv[1:] = [*sorted(options), *with_published(overrides)]
     sys.argv.append(override("hydra.run.dir", single))
     sys.argv.append(override("hydra.sweep.dir", several))
     with alone_at(several / "0" if options else models[0]):
         _job()
+    found = [record.read(model.with_suffix(".json")) for model in models]
+    if options and (joint := [run for run in found if run is not None]):
+        write_joint_report(several, joint)
+        print(f"all runs: {several / 'results.csv'}, and report.html beside it")
     return 0
+
+
+def _read_config_dir(arguments: Sequence[str]) -> list[str]:
+    """Return arguments with Hydra's ``--config-dir`` as an override of a run's own."""
+    given, found = list(arguments), []
+    while given:
+        name, equals, value = given.pop(0).partition("=")
+        if name in ("--config-dir", "-cd"):
+            folder = Path(value if equals or not given else given.pop(0)).absolute()
+            found.append(f"{SEARCH_PATH}=[file://{folder}]")
+        else:
+            found.append(f"{name}{equals}{value}")
+    return found
 
 
 def jobs(overrides: Sequence[str]) -> list[list[str]]:
@@ -82,7 +102,8 @@ def jobs(overrides: Sequence[str]) -> list[list[str]]:
 def folders_of(overrides: Sequence[str]) -> tuple[Path, Path]:
     """Return Hydra's folder of a run and of a multirun, whose names may be the time."""
     with explained(), initialize_config_dir(str(CONF), version_base=None):
-        cfg = compose("config", list(overrides), return_hydra_config=True)
+        given = with_published(overrides)
+        cfg = compose("config", given, return_hydra_config=True)
         return Path(cfg.hydra.run.dir).absolute(), Path(cfg.hydra.sweep.dir).absolute()
 
 
@@ -115,7 +136,8 @@ def _run(cfg: DictConfig) -> int:
         instantiate(cfg.study)(folder)
         return 0
     model = _model(cfg.checkpoint, folder)
-    found = _result(cfg, list(settings.overrides.task), model)
+    hidden = [o for o in settings.overrides.hydra if o.startswith(SEARCH_PATH)]
+    found = _result(cfg, [*hidden, *settings.overrides.task], model)
     model.with_suffix(".html").write_text(run_page(found))
     last = found["evaluations"]
     print(

@@ -20,6 +20,10 @@ BLOCKS = dict(
 )
 
 
+# A study with a rule and an attack of its own.
+OWN = "own_study.py"
+
+
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the repository with the files of CONTRIBUTING, and no file changed."""
@@ -49,7 +53,7 @@ def ran(copy: Path, *command: str) -> str:
 
 
 def test_a_rule_an_attack_and_a_sampler_are_one_file_one_yaml_one_test() -> None:
-    rooms = [(Path(name).parts[0], Path(name).suffix) for name in BLOCKS]
+    rooms = [(Path(name).parts[0], Path(name).suffix) for name in BLOCKS if name != OWN]
     assert rooms == [("flwr_safedshb", ".py"), ("conf", ".yaml"), ("tests", ".py")] * 3
 
 
@@ -118,6 +122,16 @@ def test_they_run_in_an_experiment(copy: Path) -> None:
     assert "blocks of neighbours" in json.dumps(record)
     # All weight on one of seven.
     assert [len(nodes) for nodes in record["rounds"]["left_out"]] == [6, 6]
+
+
+@pytest.mark.process
+def test_a_study_is_one_short_file_of_two_by_three_by_three_runs(copy: Path) -> None:
+    assert len(BLOCKS[OWN].splitlines()) <= 60
+    given = ["own_study:study", "--set", "evaluate_every=10", "--output", "own"]
+    ran(copy, "-m", "simulations.study", *given)
+    lines = (copy / "own" / "results.csv").read_text().splitlines()
+    assert len(lines) == 1 + 2 * 3 * 3
+    assert (copy / "own" / "figures" / "Test-accuracy_accuracy.png").exists()
 
 
 @pytest.mark.process

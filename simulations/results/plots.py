@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib import style
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import NDArray
@@ -183,7 +184,7 @@ def heatmap(
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots()
         shades = np.log10(values)
-        image = axes.imshow(shades, aspect="auto", cmap="cividis")
+        image = axes.imshow(values, aspect="auto", cmap="cividis", norm=LogNorm())
         axes.set_xticks(range(len(columns)), columns, rotation=45, ha="right")
         axes.set_yticks(range(len(rows)), rows)
         axes.set(title=title)
@@ -192,7 +193,11 @@ def heatmap(
             colour = "white" if shades[i, j] < middle else "black"
             text = f"{value:.2g}"
             axes.text(j, i, text, ha="center", va="center", color=colour, fontsize=8)
-        figure.colorbar(image, label="log10", pad=0.02)
+        bar = figure.colorbar(image, pad=0.02)
+        # The numbers of the cells; their distances are those of their logarithms.
+        bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        bar.ax.yaxis.set_major_formatter("{x:g}")
+        bar.ax.yaxis.set_minor_formatter(NullFormatter())
     return figure
 
 

@@ -129,7 +129,12 @@ def _training_sections(runs: Runs[RunRecord], words: Mapping[str, str]) -> list[
 
     groups: dict[str, list[RunRecord]] = {}
     for case, run in runs.items():
-        groups.setdefault(name_panel([*case.labels.values()], words), []).append(run)
+        # A number says nothing without its axis.
+        labels = [
+            f"{axis} {label}" if label[:1].isdigit() else label
+            for axis, label in case.labels.items()
+        ]
+        groups.setdefault(name_panel(labels, words), []).append(run)
     records = list(runs.values())
     rows = [[label, *_shares_by_kind(some)] for label, some in groups.items()]
     body = []
@@ -300,7 +305,7 @@ def _configuration(run: RunRecord) -> str:
 
 def _kind(part: object) -> str:
     values = part if isinstance(part, dict) else {}
-    return str(values.get("_target_", values.get("name", "-"))).rsplit(".", 1)[-1]
+    return str(values.get("_target_", values.get("name", "none"))).rsplit(".", 1)[-1]
 
 
 def _words(name: str) -> str:

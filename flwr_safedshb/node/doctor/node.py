@@ -11,9 +11,11 @@ from pathlib import Path
 
 from flwr.app import UserConfig, UserConfigValue
 
-from flwr_safedshb.algorithm.budget import LEDGER_NAME, NODE_KEYS, LedgerBudget
+from flwr_safedshb.algorithm.admission import NODE_KEYS
+from flwr_safedshb.algorithm.budget import LEDGER_NAME, LedgerBudget
 from flwr_safedshb.algorithm.refusal import RefusedError
-from flwr_safedshb.client import ClientFn, SafeDSHBClient
+from flwr_safedshb.app import ClientFn
+from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.node.approvals import KEY, Approvals
 from flwr_safedshb.node.doctor.app import make_client
 from flwr_safedshb.node.doctor.machine import (
@@ -37,7 +39,7 @@ _MAX_WARNINGS = 3
 _RULES = {name.replace("_", "-") for name in NodePolicy.__dataclass_fields__}
 
 
-def examine(
+def check_node_for_run(
     node_config: UserConfig,
     client_fn: ClientFn,
     run_config: Mapping[str, UserConfigValue],
@@ -60,7 +62,7 @@ def examine(
         yield from _check_client(client_fn, config, run_config, steps)
 
 
-def examine_node(node: NodeFile) -> Iterator[CheckResult]:
+def check_node(node: NodeFile) -> Iterator[CheckResult]:
     """Check a node by itself, before it knows of any run."""
     yield from check_versions()
     yield check_entropy()
