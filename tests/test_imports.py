@@ -257,7 +257,7 @@ SIMULATION_ROOMS: dict[str, set[str]] = {
     "benchmarks": {*_ENGINES, "engines", "command", "results"},
     "chaos": {"loopback", "command", "config"},
     "audit": set(),
-    "walk": {*_ENGINES, "engines", "command"},
+    "call_graph": {"command"},
 }
 
 

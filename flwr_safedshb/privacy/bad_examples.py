@@ -52,7 +52,7 @@ class TimePadding:
         self._failed: list[float] = []
 
     @contextmanager
-    def example(self) -> Iterator[None]:
+    def time_example(self) -> Iterator[None]:
         """Time the work on one example; log what it raises, and go on."""
         start = time.perf_counter()
         try:

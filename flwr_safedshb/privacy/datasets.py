@@ -69,13 +69,10 @@ class Examples(ABC):
     size : int
     like : (inputs, targets)
         A batch of the shapes and types that examples have.
-    declared : bool
-        Whether `like` depends on no example, as privacy needs.
     """
 
     size: int
     like: Example
-    declared: bool = True
 
     def refuse_undeclared(self) -> None:  # noqa: B027  # arrays declare themselves
         """Raise a `DatasetError` if an example decided the form of all."""
@@ -127,20 +124,20 @@ class ArrayExamples(Examples):
             # What stands in an empty place must cost the time of any other.
             chosen = np.where(good, chosen, self._usable.argmax())
             taken = good if taken is None else taken & good
-        inputs, targets = self._index(torch.from_numpy(chosen))
+        inputs, targets = self._index_rows(torch.from_numpy(chosen))
         return inputs, targets, None if taken is None else torch.from_numpy(taken)
 
     def read_one(self, index: int) -> Example | None:
         """Return an example as a batch of one; None if it cannot be used."""
         if self._usable is not None and not self._usable[index]:
             return None
-        return self._index(slice(index, index + 1))
+        return self._index_rows(slice(index, index + 1))
 
     def select(self, which: NDArray[np.int64]) -> ArrayExamples:
         """Return the examples at some indices."""
-        return ArrayExamples(*self._index(torch.from_numpy(which)))
+        return ArrayExamples(*self._index_rows(torch.from_numpy(which)))
 
-    def _index(self, which: torch.Tensor | slice) -> Example:
+    def _index_rows(self, which: torch.Tensor | slice) -> Example:
         inputs, targets = self.like
         return index_batch(inputs, which), index_batch(targets, which)
 
@@ -178,7 +175,7 @@ class ItemExamples(Examples):
     ) -> None:
         self._dataset, self._target, self._unpack = dataset, target, unpack
         self.size = len(cast(Sized, dataset))
-        self.declared = like is not None
+        self._declared = like is not None
         self._spec: Spec | None = None  # until the form is known
         if like is None:
             self.like = self._read_first()
@@ -200,7 +197,7 @@ class ItemExamples(Examples):
         with ignore_warnings(), separate_streams(len(chosen)) as start_stream:
             for place in np.flatnonzero(wanted).tolist():
                 start_stream(place)
-                with padding.example():
+                with padding.time_example():
                     read[place] = self._read(int(chosen[place]))
             padding.wait()
         pairs = [self.like if pair is None else pair for pair in read]
@@ -219,7 +216,7 @@ class ItemExamples(Examples):
 
     def refuse_undeclared(self) -> None:
         """Raise a `DatasetError` if an example decided the form of all."""
-        if self.declared:
+        if self._declared:
             return
         _logger.error("A made-up example that fits is like=%s", _as_code(self.like))
         raise DatasetError(
@@ -254,7 +251,7 @@ class ItemExamples(Examples):
 
     def _read(self, index: int) -> Example:
         """Return an example; raise if it has another form than the others."""
-        example = _make_example(*self._split(self._dataset[index]))
+        example = _make_example(*self._split_item(self._dataset[index]))
         if self._spec is not None and get_spec(*example) != self._spec:
             raise DatasetError(
                 f"the item is {describe_batch(example)}, and others "
@@ -266,7 +263,7 @@ class ItemExamples(Examples):
             raise ValueError(_NOT_FINITE)
         return example
 
-    def _split(self, item: object) -> tuple[object, object]:
+    def _split_item(self, item: object) -> tuple[object, object]:
         """Return the input and the target of an item."""
         what = f"items are {describe_value(item)}"
         if self._unpack is not None:

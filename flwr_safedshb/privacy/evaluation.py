@@ -176,7 +176,7 @@ def _count_example(
         copy_batch(index_batch(part, slice(0, 1)))
         for part in (examples.like if example is None else example)
     )
-    with padding.example():
+    with padding.time_example():
         module, loss, _ = alone.make_copy()
         outputs = call_model(module, inputs)
         value = float(loss(outputs, target).double().sum()) / question.max_loss

@@ -187,12 +187,12 @@ def add_noise(
     vector = total.astype(np.float32, copy=False)
     if weight_decay:
         vector += weight_decay * np.concatenate(
-            [_flatten(w) for w in gradients.trained]
+            [_to_flat_array(w) for w in gradients.trained]
         )
     return vector
 
 
-def _flatten(tensor: torch.Tensor) -> npt.NDArray[np.floating]:
+def _to_flat_array(tensor: torch.Tensor) -> npt.NDArray[np.floating]:
     # numpy has no bfloat16.
     wide = tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
     return wide.cpu().numpy().reshape(-1)

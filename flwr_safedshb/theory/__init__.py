@@ -2,6 +2,33 @@
 
 Symbols are those of Allouah, Guerraoui, Gupta, Pinot, Stephan: "On the
 Privacy-Robustness-Utility Trilemma in Distributed Learning", ICML 2023, "the paper".
+
+Notation
+--------
+n, f, h
+    Clients, adversaries among them, and the honest clients n - f.
+m, b, d
+    Examples of a client, batch size, parameters of the model (the dimension).
+clip_norm, steps, momentum, learning_rate
+    C, T, beta and gamma.
+epsilon, delta
+    The privacy of a client's releases.
+smoothness, strong_convexity, initial_gap
+    L; mu, of strong convexity or of the PL inequality, at most L; and
+    L0 = L(theta_0) - L*, or a bound on it.
+kappa
+    The constant of the rule, spectral unless it says variance (`robustness`).
+heterogeneity
+    Gcov: Gcov^2 is the largest eigenvalue of the covariance of the honest clients'
+    gradients, over all models. G, of its trace, is no smaller and will do, too.
+gradient_std, batch_variance
+    sigma: sigma^2 bounds the mean squared distance of single examples' gradients from
+    their client's (C will do where they are clipped at C); and sigma_b^2, that of a
+    batch's mean from its client's.
+noise_std
+    s or sigma_DP, of the noise in every coordinate.
+effective_variance
+    sbar^2, what all of these together do to a step (`effective_variance`).
 """
 
 # ruff: noqa: I001  # one import a module, where isort would have one a name

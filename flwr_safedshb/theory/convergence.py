@@ -28,13 +28,6 @@ class StronglyConvex:
 
     gamma_t = 10/(mu (t + a1 L/mu)), beta_t = 1 - 24 L gamma_t. beta_0 is 0, and beta_t
     tends to 1.
-
-    Parameters
-    ----------
-    smoothness : float
-        L.
-    strong_convexity : float
-        mu, at most L.
     """
 
     smoothness: float
@@ -142,22 +135,6 @@ def strongly_convex_bound(
     T' = T + a1 L/mu, a1 = 240: same schedule and assumptions as the paper's, and no
     term is larger. Proof: docs/convergence.md. The first momentums are the first
     gradients; the paper's m_0 = 0 makes the last term (1 + 2/23) times as large.
-
-    Parameters
-    ----------
-    smoothness, strong_convexity : float
-        L and mu, of strong convexity or of the PL inequality.
-    kappa : float
-        Spectral constant of the rule.
-    heterogeneity : float
-        Gcov: Gcov^2 is the largest eigenvalue of the covariance of the honest clients'
-        gradients, over all models. G, of the trace, will do: it is no smaller.
-    effective_variance : float
-        sbar^2 of `effective_variance`.
-    initial_gap : float
-        L0 = L(theta_0) - L*.
-    steps : int
-        T.
     """
     late = _shift_steps(smoothness, strong_convexity, steps)
     _check_terms(kappa, heterogeneity, effective_variance, initial_gap)
@@ -182,8 +159,7 @@ def strongly_convex_bound_paper(
 
     4 a1 kappa Gcov^2/mu + 2 a1^2 L sbar^2/(mu^2 T') + a1^2 L^2 L0/(mu^2 T'^2) with
     T' = T + a1 L/mu. **The theorem is printed with T in place of T'** and with twice
-    the last term, which is weaker. Parameters as in `strongly_convex_bound`; sbar^2 is
-    `effective_variance_paper`.
+    the last term, which is weaker. sbar^2 is `effective_variance_paper`.
     """
     late = _shift_steps(smoothness, strong_convexity, steps)
     _check_terms(kappa, heterogeneity, effective_variance, initial_gap)
@@ -207,7 +183,7 @@ def non_convex_bound(
 
     4 r kappa Gcov^2 + (20.1 + 5.2 r) sqrt(L L0) sbar/sqrt(T) + 52 L L0/T, r = 1 + 1/T:
     same schedule and assumptions as the paper's, smaller constants. Proof:
-    docs/convergence.md. Parameters as in `strongly_convex_bound`.
+    docs/convergence.md.
     """
     _check_terms(kappa, heterogeneity, effective_variance, initial_gap)
     check_positive(smoothness=smoothness, steps=steps)
@@ -230,8 +206,8 @@ def non_convex_bound_paper(
 ) -> Bound:
     """Bound E||grad L||^2 at a uniform iterate under `NonConvex`: the paper's theorem.
 
-    a2 kappa Gcov^2 + sqrt(a3 a4 L L0) sbar/sqrt(T) + a4 L L0/T. Parameters as in
-    `strongly_convex_bound`; sbar^2 is `effective_variance_paper`.
+    a2 kappa Gcov^2 + sqrt(a3 a4 L L0) sbar/sqrt(T) + a4 L L0/T. sbar^2 is
+    `effective_variance_paper`.
     """
     _check_terms(kappa, heterogeneity, effective_variance, initial_gap)
     check_positive(smoothness=smoothness, steps=steps)

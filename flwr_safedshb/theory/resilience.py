@@ -61,19 +61,6 @@ def mean_estimation_bound(
     The same holds for momentums with a constant beta at a model that stays where it is,
     with s of `noise_in_momentum` and sigma_b^2 smaller by the same factor. How far the
     momentum lags behind a model that moves is not in it.
-
-    Parameters
-    ----------
-    n, f, d : int
-        Clients, adversaries among them, dimension.
-    noise_std : float
-        s: sigma_DP for a single gradient.
-    kappa : float
-        Spectral constant of the rule.
-    heterogeneity : float
-        Gcov, or G.
-    batch_variance : float
-        sigma_b^2; 0 where batches are all of the examples.
     """
     honest = _count_honest(n, f, d, noise_std, kappa, heterogeneity, batch_variance)
     root = math.sqrt(kappa)
@@ -108,7 +95,6 @@ def stopping_radius(
     where ||grad L|| > r, even without adversaries. Within r nothing is proven, and
     adversaries who use all of kappa do stop progress: within about a third of r even
     where honest clients differ by noise alone (measured, see docs/trilemma.md).
-    Parameters as in `mean_estimation_bound`.
     """
     honest = _count_honest(n, f, d, noise_std, kappa, heterogeneity, batch_variance)
     noise = math.sqrt(noise_spread(honest, d, noise_std)[1])
@@ -118,14 +104,8 @@ def stopping_radius(
 def swing_factor(momentum: float, learning_rate: float, smoothness: float) -> float:
     """Return max(1, Q) = max(1, sqrt(gamma L/(1 - beta))), by how much pushes add up.
 
-    Parameters
-    ----------
-    momentum : float
-        beta, in [0, 1).
-    learning_rate : float
-        gamma, of the server.
-    smoothness : float
-        L, the curvature of the loss along its gradient; 0 if it is not known.
+    gamma is the server's, and L the curvature of the loss along its gradient, 0 if it
+    is not known.
     """
     check_not_negative(smoothness=smoothness)
     check_positive(learning_rate=learning_rate)

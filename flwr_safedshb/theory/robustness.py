@@ -65,13 +65,6 @@ def kappa_smea(n: int, f: int, gap: float = 0.0) -> float:
     ||mean_S* - mean_S|| <= sqrt(k/(m (m-k))) (sqrt(lambda*) + sqrt(lambda_S)), with
     lambda* <= (1 + g) lambda_S, lambda_S = m lambda_max(cov_S). Square it and use
     k/(m-k) <= f/(n-2f).  QED
-
-    Parameters
-    ----------
-    n, f : int
-        Clients and adversaries among them.
-    gap : float
-        g, relative excess of the subset's lambda_max over a proven lower bound.
     """
     check_num_malicious(n, f)
     if not gap >= 0.0:
@@ -139,15 +132,10 @@ def kappa_nnm(n: int, f: int, inner: float) -> float:
 def spectral_factor(h: int, d: int | None = None) -> int:
     """Return min(d, h-1), the largest ratio of trace(cov) of h vectors to lambda_max.
 
+    Without d it is h - 1.
+
     cov has rank at most min(d, h-1), because the h vectors about their mean sum to 0,
     and its trace is the sum of so many eigenvalues. Attained where these are equal.
-
-    Parameters
-    ----------
-    h : int
-        Vectors, n - f for a rule.
-    d : int, optional
-        Dimension; large by default.
     """
     check_positive(h=h)
     if d is None:
@@ -160,14 +148,6 @@ def kappa_spectral(kappa: float, n: int, f: int, d: int | None = None) -> float:
     """Return min(d, n-f-1) kappa: a variance constant in the spectral notion.
 
     The trace is at most so many times the largest eigenvalue (`spectral_factor`).
-
-    Parameters
-    ----------
-    kappa : float
-        In the variance notion.
-    n, f : int
-    d : int, optional
-        Dimension; large by default.
     """
     check_num_malicious(n, f)
     return spectral_factor(n - f, d) * kappa

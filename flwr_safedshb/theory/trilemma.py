@@ -305,16 +305,6 @@ def closed_form_noise_std(
     and calibrates nothing: use `PrivacyPlan.calibrate`. The 1 in the maximum: beyond
     m = b sqrt(T log(1/delta))/epsilon more examples do not lower the noise of a step
     with this b.
-
-    Parameters
-    ----------
-    clip_norm : float
-        C.
-    b, m, steps : int
-        Batch size, examples of a client, T.
-    epsilon, delta : float
-    constant : float
-        k.
     """
     check_batch(b, m)
     check_positive(clip_norm=clip_norm, steps=steps, epsilon=epsilon, constant=constant)

@@ -72,16 +72,8 @@ def heterogeneity_estimate(
     units of s^2, shows about (1 + l)(1 + d/(h l)) where h and d are large. One of at
     most (1 + sqrt(d/h))^2 shows no difference, and Gcov is 0: noise hides what there
     is. Few vectors give a rough estimate, adversaries can feign either figure, and the
-    variance of the batches is still in both.
-
-    Parameters
-    ----------
-    trace, lambda_max : float
-        Of the covariance of the noisy vectors.
-    h, d : int
-        Vectors and their dimension.
-    noise_std : float
-        s, in every coordinate; for momentums, see `noise_in_momentum`.
+    variance of the batches is still in both. For momentums, `noise_in_momentum` gives
+    the noise.
     """
     check_not_negative(trace=trace, lambda_max=lambda_max)
     noise, most = noise_spread(h, d, noise_std)
@@ -96,13 +88,6 @@ def heterogeneity_estimate(
 
 def noise_spread(h: int, d: int, noise_std: float) -> tuple[float, float]:
     r"""Return what Gaussian noise adds to the covariance of h vectors, on average.
-
-    Parameters
-    ----------
-    h, d : int
-        Vectors and their dimension.
-    noise_std : float
-        s, in every coordinate.
 
     Returns
     -------
@@ -133,18 +118,9 @@ def noise_in_momentum(
 
     m_t = beta m_{t-1} + (1 - beta) (g_t + noise) holds the noise of all steps with
     weights (1 - beta) beta^k, whose squares sum to
-    (1 - beta)/(1 + beta) (1 - beta^(2T)) after T steps. At beta = 0.99 that is 1/199 of
-    the variance of one step for large T: honest clients differ by less, and adversaries
-    have less to hide in.
-
-    Parameters
-    ----------
-    noise_std : float
-        sigma_DP, of a step.
-    momentum : float
-        beta, the same in all steps, in [0, 1).
-    steps : int, optional
-        T, how many steps the momentum holds; infinitely many by default.
+    (1 - beta)/(1 + beta) (1 - beta^(2T)) after T steps; T is infinite by default. At
+    beta = 0.99 that is 1/199 of the variance of one step for large T: honest clients
+    differ by less, and adversaries have less to hide in.
     """
     check_not_negative(noise_std=noise_std)
     check_momentum(momentum)
@@ -161,14 +137,6 @@ def batch_variance(gradient_std: float, b: int, m: int) -> float:
     It is the mean squared distance of the batch's mean gradient from that of all m
     examples, exact where sigma^2 is exact; 0 for b = m. It stands in the paper's proof;
     the theorem is printed with `batch_variance_paper`, which is larger.
-
-    Parameters
-    ----------
-    gradient_std : float
-        sigma: sigma^2 bounds the mean squared distance of single examples' gradients
-        from their client's. C will do where they are clipped at C.
-    b, m : int
-        Batch size and examples of a client.
     """
     check_not_negative(gradient_std=gradient_std)
     check_batch(b, m)
@@ -191,17 +159,6 @@ def effective_variance(
     4 kappa (sigma_b^2 + sigma_DP^2 (1 + sqrt(d/h))^2) what adversaries make of it
     (proof: `drift_bounds`). The paper has 36 (1 + d/h) in place of the last square,
     which is at least 18 times larger.
-
-    Parameters
-    ----------
-    n, f, d : int
-        Clients, adversaries among them, parameters of the model.
-    batch_variance : float
-        sigma_b^2, see `batch_variance`.
-    noise_std : float
-        sigma_DP, in every coordinate.
-    kappa : float
-        Spectral constant of the rule.
     """
     honest = _count_honest(n, f, d, batch_variance, noise_std, kappa)
     averaged = (batch_variance + d * noise_std**2) / honest
@@ -215,7 +172,7 @@ def effective_variance_paper(
     """Return sbar^2 as the paper has it.
 
     (sigma_b^2 + d sigma_DP^2)/(n-f) + 4 kappa (sigma_b^2 +
-    36 sigma_DP^2 (1 + d/(n-f))); parameters as in `effective_variance`.
+    36 sigma_DP^2 (1 + d/(n-f))).
     """
     honest = _count_honest(n, f, d, batch_variance, noise_std, kappa)
     noise = noise_std**2
@@ -231,7 +188,7 @@ def drift_bounds(
     noise_std: float,
     heterogeneity: float,
 ) -> list[float]:
-    r"""Return U_1, U_2, ..: bounds on how far honest momentums are apart.
+    r"""Return U_1, U_2, .. for beta_0, beta_1, ..: bounds on honest momentums' spread.
 
     E Delta_t <= U_t, Delta_t the top eigenvalue of the covariance of the h honest
     momentums after step t, U_0 = 0 and
@@ -242,17 +199,6 @@ def drift_bounds(
     Proof: docs/convergence.md, "How far honest momentums are apart". It never separates
     noise and signal *inside* an expectation of a largest eigenvalue, where mixed terms
     do not vanish; the paper's lemma does.
-
-    Parameters
-    ----------
-    momentums : sequence of float
-        beta_0, beta_1, ..: the coefficient of the old momentum in each step.
-    h, d : int
-        Honest clients and parameters of the model.
-    batch_variance, noise_std : float
-        sigma_b^2 and sigma_DP.
-    heterogeneity : float
-        Gcov.
     """
     check_positive(h=h, d=d)
     check_not_negative(

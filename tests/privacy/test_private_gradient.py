@@ -12,6 +12,7 @@ from scipy import stats
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
+from flwr_safedshb.privacy.batches import Example
 from flwr_safedshb.privacy.clipping.gradients import (
     ClippedGradients,
     UnsupportedModelError,
@@ -23,6 +24,8 @@ from flwr_safedshb.privacy.randomness.noise import (
     SecureRandomness,
     SeededRandomness,
 )
+from tests.clipping import cross_entropy
+from tests.clipping import literal as literal_sum
 
 # Threads cost more than they bring on matrices of this size.
 torch.set_num_threads(1)
@@ -83,13 +86,8 @@ def literal(
     net: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, p: PrivacyPlan
 ) -> npt.NDArray[np.float64]:
     """(1/b) sum g min(1, C/||g||), one example at a time."""
-    total = np.zeros(sum(w.numel() for w in net.parameters()))
-    for x, y in zip(inputs, targets, strict=True):
-        value = nn.functional.cross_entropy(net(x[None]), y[None])
-        layers = torch.autograd.grad(value, list(net.parameters()))
-        gradient = np.concatenate([g.numpy().ravel() for g in layers])
-        total += gradient * min(1.0, p.clip_norm / np.linalg.norm(gradient))
-    return total / p.batch_size
+    total = literal_sum(net, cross_entropy, inputs, targets, p.clip_norm)
+    return torch.cat([part.flatten() for part in total]).numpy() / p.batch_size
 
 
 @both_paths
@@ -434,3 +432,66 @@ def test_refusals_are_about_the_model_and_not_the_examples() -> None:
     gradients = ClippedGradients(nn.Linear(5, 3), LOSS, 0.5)
     with pytest.raises(UnsupportedModelError, match="made-up"):
         gradients.prepare(*data())
+
+
+# Whether an example is drawn changes nothing but its own place in the batch.
+
+ONES, ZEROS = torch.ones(40, 1), torch.zeros(40)
+
+
+def slope(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return outputs[:, 0]  # whose gradient is 1 for every example
+
+
+@pytest.mark.parametrize(
+    ("dataset", "like"),
+    [
+        ((ONES, ZEROS), None),
+        (list(zip(ONES, ZEROS, strict=True)), (torch.zeros(1), torch.zeros(()))),
+    ],
+    ids=["whole", "one by one"],
+)
+def test_a_poisson_batch_has_as_many_places_for_any_draw(
+    dataset: object,
+    like: tuple[object, object] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = PrivacyPlan(1.0, 0.0, 1, 40, sampling="poisson")
+    seen: list[torch.Tensor] = []
+    own = ClippedGradients.consume_batch
+
+    def watched(
+        self: ClippedGradients, batch: Example, groups: int = 1, *, usable: torch.Tensor
+    ) -> torch.Tensor:
+        seen.append(usable)
+        return own(self, batch, groups, usable)
+
+    monkeypatch.setattr(ClippedGradients, "consume_batch", watched)
+    gradients = ClippedGradients(nn.Linear(1, 1, bias=False), slope, 1.0)
+    source = SecureRandomness()
+    released = [
+        float(private_gradient(gradients, dataset, plan, source, like=like)[0][0, 0])
+        for _ in range(200)
+    ]
+    places = plan.sampler.padded_size(plan)
+    assert {len(usable) for usable in seen} == {places}
+    drawn = [int(usable.sum()) for usable in seen]
+    # Every example that was drawn counts, and batches without one are answered too.
+    assert sorted(round(r) for r in released if r > 0.5) == sorted(drawn)
+    assert len(set(drawn)) > 2
+    taken = torch.stack(seen).sum(dim=0).numpy()
+    assert stats.chisquare(taken).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+@pytest.mark.parametrize(("batch", "examples"), [(1, 1), (5, 40), (25, 2763), (9, 9)])
+def test_there_are_places_enough(sampling: str, batch: int, examples: int) -> None:
+    plan = PrivacyPlan(1.0, 1.0, batch, examples, sampling=sampling)
+    places = plan.sampler.padded_size(plan)
+    assert batch <= places <= examples
+    if sampling == "poisson":
+        rare = stats.binom.sf(places, examples, batch / examples)
+        assert rare < 2.0**-90
+    for seed in range(50):
+        drawn = plan.sampler.draw(plan, SeededRandomness(seed))
+        assert len(np.unique(drawn)) == len(drawn) <= places

@@ -68,7 +68,7 @@ def test_groups_are_sums_of_their_own_examples(
     parts = [examples(i, 5) for i in range(4)]
     expected = [gradients.flat_sum(*part) for part in parts]
     inputs, targets = (torch.cat(both) for both in zip(*parts, strict=True))
-    grouped = gradients.sum_groups(inputs, targets, 4)
+    grouped = gradients.consume_batch((inputs, targets), 4)
     torch.testing.assert_close(grouped, torch.stack(expected), rtol=1e-4, atol=1e-6)
 
 
@@ -76,13 +76,13 @@ def test_an_example_that_is_not_finite_touches_no_other() -> None:
     gradients = ClippedGradients(nn.Linear(6, 1), loss, 0.7)
     parts = [examples(i, 5) for i in range(3)]
     inputs, targets = (torch.cat(both) for both in zip(*parts, strict=True))
-    clean = gradients.sum_groups(inputs, targets, 3)
+    clean = gradients.consume_batch((inputs, targets), 3)
     inputs[7] = torch.inf
-    spoilt = gradients.sum_groups(inputs, targets, 3)
+    spoilt = gradients.consume_batch((inputs, targets), 3)
     assert torch.equal(spoilt[[0, 2]], clean[[0, 2]])
     used = torch.ones(15, dtype=torch.bool)
     used[7] = False
-    assert torch.equal(spoilt, gradients.sum_groups(inputs, targets, 3, used))
+    assert torch.equal(spoilt, gradients.consume_batch((inputs, targets), 3, used))
     assert not torch.equal(spoilt, clean)
 
 

@@ -19,7 +19,7 @@ WRONG = {
         ("nothing", "nothing: there is no such study"),
     ],
     "simulations.studies.pruning": [("--out x", "x must end in one of")],
-    "simulations.walk": [("--nope", "unrecognized arguments: --nope")],
+    "simulations.call_graph": [("--nope", "unrecognized arguments: --nope")],
     "simulations.chaos.__main__": [
         ("--only nothing", "invalid choice: 'nothing'"),
         ("--seed -1", "--seed: -1 must be at least 0"),

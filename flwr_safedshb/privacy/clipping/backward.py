@@ -142,7 +142,7 @@ class PerExampleBackward:
             for i in range(count):
                 one = slice(i, i + 1)
                 start_stream(i)
-                with padding.example():
+                with padding.time_example():
                     gradients[i], losses[i] = self.compute_gradient(
                         index_batch(inputs, one), index_batch(targets, one)
                     )
@@ -173,13 +173,19 @@ class BatchedBackward(PerExampleBackward):
         self._plain, takes_rows_always = is_rowwise(self.module), [True]
         self._vmap_tokens: list[torch.Tensor] = []
         self._unhooked: dict[str, nn.Parameter] = {}
-        owners = Counter(p for layer in self.module.modules() for p in _own(layer))
+        layers = [*self.module.modules()]
+        # Not `layer.parameters()`, which lists a parameter with two names once.
+        own = {
+            layer: [p for p in layer._parameters.values() if p is not None]
+            for layer in layers
+        }
+        owners = Counter(p for parameters in own.values() for p in parameters)
         self._hooked = [
             HookedLayer(layer, self.slices, self.dtype, self._vmap_tokens)
-            for layer in self.module.modules()
+            for layer in layers
             if has_formula(layer)
-            and any(p in self.slices for p in _own(layer))
-            and all(owners[p] == 1 for p in _own(layer))
+            and any(p in self.slices for p in own[layer])
+            and all(owners[p] == 1 for p in own[layer])
         ]
         hooks = [
             layer.register_forward_pre_hook(
@@ -187,7 +193,7 @@ class BatchedBackward(PerExampleBackward):
                     takes_rows(layer, given[0])
                 )
             )
-            for layer in self.module.modules()
+            for layer in layers
             if self._plain
         ]
         if self._plain:
@@ -200,7 +206,7 @@ class BatchedBackward(PerExampleBackward):
         for unused in [hooked.layer for hooked in self._hooked if not hooked.uses]:
             del unused.forward
         self._hooked = [hooked for hooked in self._hooked if hooked.uses]
-        hooked_parameters = {p for hooked in self._hooked for p in _own(hooked.layer)}
+        hooked_parameters = {p for hooked in self._hooked for p in own[hooked.layer]}
         self._unhooked = {
             name: parameter
             for name, parameter in self.module.named_parameters()
@@ -309,10 +315,6 @@ def call_model(
             inspect.signature(module.forward).bind(**inputs)
             arguments, keywords = (), inputs
     return cast(Batch, functional_call(module, weights or {}, arguments, keywords))
-
-
-def _own(layer: nn.Module) -> list[nn.Parameter]:
-    return [p for p in layer._parameters.values() if p is not None]
 
 
 def _holds_only_parameters(layer: nn.Module) -> bool:

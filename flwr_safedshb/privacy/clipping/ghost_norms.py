@@ -108,7 +108,7 @@ class HookedLayer:
     def join_uses(self, which: int) -> torch.Tensor:
         """Return the inputs (0) or g (1) of all uses as (k, t, ...), t positions."""
         found = [use[which].to(self.dtype) for use in self.gradients]
-        return _concat([x.reshape(self.count, -1, x.shape[-1]) for x in found], 1)
+        return _concat_uses([x.reshape(self.count, -1, x.shape[-1]) for x in found], 1)
 
     def get_memory(self, shape: tuple[int, int]) -> torch.Tensor:
         """Return memory that is kept: to allocate it costs more than to fill it."""
@@ -177,8 +177,8 @@ def _compute_convolution(hooked: HookedLayer) -> Parts:
         gradients.append(back.transpose(1, 2).reshape(shape))
     return _compute_weight_and_bias(
         hooked,
-        lambda rows: _concat([_unfold_windows(layer, x[rows]) for x in images], 3),
-        _concat(gradients, 3),
+        lambda rows: _concat_uses([_unfold_windows(layer, x[rows]) for x in images], 3),
+        _concat_uses(gradients, 3),
     )
 
 
@@ -240,7 +240,7 @@ def _compute_norm(hooked: HookedLayer) -> Parts:
             if isinstance(hooked.layer, nn.GroupNorm):  # over places, then over images
                 scaled = scaled.reshape(*g.shape[:2], -1).sum(dim=2)
             each.append(scaled.reshape(hooked.count, -1, at.stop - at.start))
-        parts.append(GradientPart(_concat(each, 1).sum(dim=1), at))
+        parts.append(GradientPart(_concat_uses(each, 1).sum(dim=1), at))
     return parts
 
 
@@ -253,7 +253,9 @@ def _normalize(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 def _compute_embedding(hooked: HookedLayer) -> Parts:
     layer = cast(nn.Embedding, hooked.layer)
-    entries = _concat([x.reshape(hooked.count, -1) for x, _ in hooked.gradients], 1)
+    entries = _concat_uses(
+        [x.reshape(hooked.count, -1) for x, _ in hooked.gradients], 1
+    )
     # An example with other entries has a loss of NaN, and counts as zero.
     entries = entries.clamp(0, layer.num_embeddings - 1)
     g = hooked.join_uses(1)
@@ -262,7 +264,7 @@ def _compute_embedding(hooked: HookedLayer) -> Parts:
     return [TablePart(entries, g, layer.num_embeddings, hooked.slices["weight"])]
 
 
-def _concat(uses: list[torch.Tensor], dim: int) -> torch.Tensor:
+def _concat_uses(uses: list[torch.Tensor], dim: int) -> torch.Tensor:
     return uses[0] if len(uses) == 1 else torch.cat(uses, dim)
 
 

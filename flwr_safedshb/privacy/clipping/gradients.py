@@ -112,9 +112,9 @@ class ClippedGradients:
     @property
     def trained(self) -> list[nn.Parameter]:
         """The parameters of the model that require a gradient, in its order."""
-        return [p for p in self._parameters() if p.requires_grad]
+        return [p for p in self._list_parameters() if p.requires_grad]
 
-    def _parameters(self) -> list[nn.Parameter]:
+    def _list_parameters(self) -> list[nn.Parameter]:
         found = [layer._parameters[name] for layer, name in self._homes]
         return cast(list[nn.Parameter], found)
 
@@ -166,27 +166,13 @@ class ClippedGradients:
         self, inputs: Batch, targets: Batch, usable: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return the sum of the examples' clipped gradients as one vector, (d,)."""
-        return self.sum_groups(inputs, targets, 1, usable)[0]
-
-    def sum_groups(
-        self,
-        inputs: Batch,
-        targets: Batch,
-        groups: int,
-        usable: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Return the sums of the clipped gradients of equal parts of a batch.
-
-        See `consume_batch`, which is given a copy of the batch.
-        """
-        return self.consume_batch(
-            (copy_batch(inputs), copy_batch(targets)), groups, usable
-        )
+        batch = copy_batch(inputs), copy_batch(targets)
+        return self.consume_batch(batch, usable=usable)[0]
 
     def consume_batch(
         self, batch: Example, groups: int = 1, usable: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the sums of the clipped gradients of equal parts of a batch.
+        """Return the sum of the clipped gradients of each group of a batch.
 
         The batch must be a copy, because layers that work in place overwrite it.
 
@@ -217,7 +203,9 @@ class ClippedGradients:
 
     def _load_weights(self, backward: PerExampleBackward) -> None:
         """Give a pass the model's current weights."""
-        for own, given in zip(backward.parameters, self._parameters(), strict=True):
+        for own, given in zip(
+            backward.parameters, self._list_parameters(), strict=True
+        ):
             own.data = given.data
         if backward.buffers:
             given_buffers = self.model.buffers()

@@ -44,7 +44,10 @@ def find_usable_examples(
     """
     failure: BaseException | None = None
     for words, classes in itertools.product((10, 2, 1), (10, 3, 2, 1)):
-        examples = _draw(like[0], words), _draw(like[1], classes, targets=True)
+        examples = (
+            _draw_like(like[0], words),
+            _draw_like(like[1], classes, targets=True),
+        )
         try:
             pairs = [
                 alone.compute_gradient(*(index_batch(part, one) for part in examples))
@@ -64,7 +67,7 @@ def find_usable_examples(
     raise describe_failure(failure, like, remedies) from failure
 
 
-def _draw(like: Batch, bound: int, targets: bool = False) -> Batch:
+def _draw_like(like: Batch, bound: int, targets: bool = False) -> Batch:
     """Draw examples of given shapes and types; whole numbers are below `bound`."""
 
     def draw(tensor: torch.Tensor) -> torch.Tensor:
@@ -97,7 +100,7 @@ def scale_examples(examples: Example, size: float) -> Example:
 
 def _find_remedies(alone: PerExampleBackward, like: Example) -> list[str]:
     """Return changes of the data with which model and loss work, found by trying."""
-    inputs, targets = _draw(like[0], 1), _draw(like[1], 1)
+    inputs, targets = _draw_like(like[0], 1), _draw_like(like[1], 1)
     weights = next(p.dtype for p in alone.module.parameters() if p.requires_grad)
     word = str(weights).removeprefix("torch.")
     changes: list[tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = [

@@ -219,57 +219,8 @@ def test_between_one_ordered_pair_and_the_renyi_bound(s: int, m: int) -> None:
 
 # --- properties -----------------------------------------------------------------------
 
-quick = settings(derandomize=True, deadline=None, max_examples=12)
-noises = st.floats(1.2, 6.0)
-kinds = st.sampled_from(KINDS)
 
-
-@quick
-@given(noises, st.floats(1.05, 2.0), kinds, st.integers(1, 300))
-def test_less_noise_costs_more(
-    s: float, ratio: float, kind: tuple[Sampling, Adjacency], steps: int
-) -> None:
-    more_noise = make(s * ratio, 1000, *kind).epsilon(steps, 1e-5)
-    assert make(s, 1000, *kind).epsilon(steps, 1e-5) >= more_noise
-
-
-@quick
-@given(noises, kinds, st.integers(1, 300), st.integers(1, 300))
-def test_more_steps_cost_more(
-    s: float, kind: tuple[Sampling, Adjacency], steps: int, more: int
-) -> None:
-    plan = make(s, 1000, *kind)
-    assert plan.epsilon(steps, 1e-6) < plan.epsilon(steps + more, 1e-6)
-
-
-@quick
-@given(noises, kinds, st.integers(1, 60), st.integers(1, 40))
-def test_higher_rate_costs_more(
-    s: float, kind: tuple[Sampling, Adjacency], b: int, more: int
-) -> None:
-    low, high = (make(s, 1000, *kind, b=size) for size in (b, b + more))
-    assert low.epsilon(50, 1e-6) < high.epsilon(50, 1e-6)
-
-
-@quick
-@given(noises, kinds, st.integers(1, 300))
-def test_smaller_delta_costs_more(
-    s: float, kind: tuple[Sampling, Adjacency], steps: int
-) -> None:
-    plan = make(s, 1000, *kind)
-    assert plan.epsilon(steps, 1e-7) > plan.epsilon(steps, 1e-5)
-
-
-@quick
-@given(st.lists(st.tuples(noises, kinds, st.integers(1, 100)), min_size=1, max_size=3))
-def test_upper_bound_is_one(
-    parts: list[tuple[float, tuple[Sampling, Adjacency], int]],
-) -> None:
-    charges = [(make(s, 1000, *kind), steps) for s, kind, steps in parts]
-    assert compute_epsilon(charges, 1e-5) <= bound_epsilon(charges, 1e-5)
-
-
-@quick
+@settings(derandomize=True, deadline=None, max_examples=12)
 @given(st.floats(0.6, 6.0), st.integers(1, 100), st.integers(1, 100))
 def test_a_wider_unit_and_a_fixed_size_cost_more(s: float, b: int, steps: int) -> None:
     # What lets charges of different adjacency be added up under replace-one.

@@ -557,7 +557,7 @@ APART: dict[str, tuple[Plant, Probe]] = {
     ),
     "gradients: empty places count": (ignore_usable, empty_counts),
     "gradients: the way depends on values": (
-        put(made_up, "_draw", true_values),
+        put(made_up, "_draw_like", true_values),
         looked_at,
     ),
     "checks: own state": (

@@ -115,6 +115,13 @@ def test_no_budget_that_is_no_sensible_number(tmp_path: Path, odd: object) -> No
         assert not path.exists()
 
 
+@pytest.mark.parametrize("delta", [1e-13, 0.11, 1.0, 2.0])
+def test_a_delta_out_of_range_makes_no_ledger(tmp_path: Path, delta: float) -> None:
+    with pytest.raises(ValueError, match="delta="):
+        Ledger(tmp_path / "l.sqlite", BUDGET, delta)
+    assert not (tmp_path / "l.sqlite").exists()
+
+
 @pytest.mark.parametrize(
     "budget", [Fraction(1, 3), np.float32(0.3), np.float64(0.3), np.int64(1), 1]
 )
