@@ -30,8 +30,8 @@ from rich.table import Table as RichTable
 
 from simulations.command import (
     Parser,
-    alone_at,
     at_least,
+    lock_path,
     print_settings_errors,
 )
 from simulations.config import SettingsError
@@ -243,7 +243,7 @@ class Study:
         work = Sweep(args.output, cases, self.measurement, tuple(args.set))
         work.check()
         console = Console()
-        with alone_at(args.output / "runs"):
+        with lock_path(args.output / "runs"):
             if not run_missing(console, work, args.workers, self.again, args.cluster):
                 return 1
             runs = Runs(work.runs())

@@ -16,7 +16,7 @@ import numpy as np
 
 from flwr_safedshb.atomic_io import replace_file
 from simulations.command import Parser, prepare_folder, print_settings_errors
-from simulations.config import explained
+from simulations.config import explain_errors
 from simulations.results import page, plots
 from simulations.results.comparison import ATTACK_WORDS, name_panel
 from simulations.results.plots import Floats
@@ -323,7 +323,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     runs = []
     for path in args.files:
-        with explained():
+        with explain_errors():
             run = record.read(path)
         if run is None:
             parser.error(f"{path} is not the result of a run")

@@ -11,7 +11,7 @@ import pytest
 
 from flwr_safedshb.algorithm import checkpoint
 from flwr_safedshb.algorithm.checkpoint import load
-from simulations.command import alone_at
+from simulations.command import lock_path
 from simulations.config import SettingsError
 from simulations.engines import run
 from simulations.results import record
@@ -169,7 +169,7 @@ def test_a_multirun_gives_every_job_a_folder_and_holds_it_to_its_settings(
 def test_two_runs_at_once_do_not_share_a_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with alone_at(tmp_path / "model.npz"):
+    with lock_path(tmp_path / "model.npz"):
         assert refused(tmp_path, SMALL) == 2
     assert "another run is at work in" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
