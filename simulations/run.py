@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _job()
     found = [record.read(model.with_suffix(".json")) for model in models]
     if options and (joint := [run for run in found if run is not None]):
-        write_joint_report(several, joint)
+        write_joint_report(several / "report.html", joint)
         print(f"all runs: {several / 'results.csv'}, and report.html beside it")
     return 0
 

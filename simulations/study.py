@@ -257,7 +257,7 @@ class Study:
 
         write_csv(folder / "results.csv", runs, self.measurement)
         sections = self.sections(runs)
-        write_report(folder, self, sections, runs)
+        write_report(folder / "report.html", self, sections, runs)
         if self.question:
             console.print(self.question.strip(), highlight=False)
         for section in sections:

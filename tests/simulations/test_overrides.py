@@ -68,7 +68,7 @@ def test_anything_else_is_refused_before_it_is_composed(
     hostile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     composed: list[str] = []
-    monkeypatch.setattr("simulations.app.composed", composed.append)
+    monkeypatch.setattr("simulations.app.compose_config", composed.append)
     for overrides in (hostile, f"steps=3 {hostile}"):
         with pytest.raises(ValueError, match="of the run"):
             check_plain(overrides)
