@@ -107,7 +107,7 @@ def test_thirty_releases_cost_more_than_one_and_less_than_thirty() -> None:
     assert 1e-5 * 0.99 < ours.get_delta(spent.epsilon) < 1e-5 * 1.01
 
 
-def test_limits_and_states() -> None:
+def test_limits_are_kept_and_states_restored() -> None:
     method = SamplingMethod.POISSON
     ours = PLDAccountant(config(method, max_epsilon=2.0))
     assert ours.get_epsilon(1e-5) == ours.get_delta(1.0) == 0.0
@@ -124,7 +124,7 @@ def test_limits_and_states() -> None:
         ours.compose(GaussianPrivacyEvent(1.0, 10, 100))
 
 
-def test_flowers_strategy_takes_it() -> None:
+def test_flowers_strategy_takes_the_accountant() -> None:
     ours = PLDAccountant(config(SamplingMethod.NO_AMPLIFICATION, max_epsilon=9.0))
     strategy = DifferentialPrivacyServerSideFixedClipping(
         FedAvg(), 1.0, 1.0, 20, accountant=ours

@@ -48,7 +48,7 @@ def starting_with(words: str) -> list[str]:
 @pytest.mark.parametrize("line", starting_with("safedshb "))
 def test_a_command_of_safedshb_is_understood(line: str) -> None:
     words = shlex.split(line.rstrip(" &"), comments=True)
-    cli._parser().parse_args(words[1:])
+    cli._make_parser().parse_args(words[1:])
 
 
 @pytest.mark.parametrize("line", starting_with("make "))

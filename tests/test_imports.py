@@ -118,6 +118,8 @@ def test_dependencies_point_one_way(path: Path) -> None:
         ("client", "def late():\n    import flwr_safedshb.strategy"),
         ("algorithm", "from flwr_safedshb.client import SafeDSHBClient"),
         ("simulation", "from flwr_safedshb.node.service import serve"),
+        ("flower", "from flwr_safedshb.node.flower_patches import supernode"),
+        ("audit", "from flwr_safedshb.node.approvals import Approvals"),
         ("aggregation", "from flwr.app import Message"),
         ("privacy", "from flwr_safedshb.algorithm.step import Step"),
         ("theory", "from flwr_safedshb.aggregation import SMEA"),

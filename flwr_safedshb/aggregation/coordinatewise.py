@@ -1,4 +1,4 @@
-"""Rules that treat every coordinate alone."""
+"""Rules that aggregate each coordinate independently."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from flwr_safedshb.theory import kappa_median, kappa_trimmed_mean
 
 
 class CoordinatewiseRule(Rule):
-    """A rule that works on each coordinate alone."""
+    """A rule that aggregates each coordinate independently."""
 
     @abstractmethod
     def reduce(self, block: FloatArray, f: int) -> FloatArray:
@@ -24,7 +24,7 @@ class CoordinatewiseRule(Rule):
     def reduce_blocks(
         self, clients: Clients, f: int, mixing: FloatArray | None
     ) -> list[Floats]:
-        """Reduce all coordinates, of the rows of `mixing` @ vectors where given."""
+        """Reduce the coordinates of the vectors, or of `mixing` @ vectors, (n, n)."""
         result = [np.empty_like(layer, order="C") for layer in clients[0]]
         flat = [layer.reshape(-1) for layer in result]
         for layer, span, block in iterate_blocks(clients):

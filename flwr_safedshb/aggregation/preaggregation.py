@@ -70,30 +70,28 @@ class NNM(GramRule):
 
     def change_unit(self, exponent: int) -> Self:
         """Return the rule for vectors in another unit."""
-        inner = self.rule
-        return (
-            replace(self, rule=inner.change_unit(exponent))
-            if isinstance(inner, GramRule)
-            else self
-        )
+        if not isinstance(self.rule, GramRule):
+            return self
+        return replace(self, rule=self.rule.change_unit(exponent))
 
     def kappa(self, n: int, f: int) -> float | None:
         """Return 8f/(n-f) (kappa + 1) for the rule's own constant, if it has one."""
         inner = self.rule.kappa(n, f)
-        proven = inner is not None and self.rule.kappa_kind != "spectral bound"
-        return kappa_nnm(n, f, inner) if proven and inner is not None else None
+        if inner is None or self.rule.kappa_kind == "spectral bound":
+            return None
+        return kappa_nnm(n, f, inner)
 
 
 @dataclass(frozen=True)
 class StaticClipping(Rule):
-    """Shorten vectors to a fixed norm before a rule sees them.
+    """Clip vectors to a fixed norm before a rule sees them.
 
     Parameters
     ----------
     rule : Rule
-        What aggregates the shortened vectors.
+        What aggregates the clipped vectors.
     bound : float
-        The largest norm that is left as it is.
+        The largest norm that is not clipped.
     """
 
     rule: Rule
@@ -103,28 +101,28 @@ class StaticClipping(Rule):
         check_positive("bound", self.bound)
 
     def aggregate(self, clients: Clients, f: int) -> tuple[list[Floats], None]:
-        """Shorten and aggregate."""
+        """Clip and aggregate."""
         layers, _ = self.rule.aggregate(_clip_norms(clients, lambda _: self.bound), f)
         return layers, None
 
 
 @dataclass(frozen=True)
 class ARC(Rule):
-    """Shorten the longest vectors to the norm of the longest that is left.
+    """Adaptive robust clipping: clip the k longest vectors to the norm of the next.
 
     Allouah et al., "Adaptive Gradient Clipping for Robust Federated Learning", ICLR
-    2025: the k = floor(2 f/n (n - f)) longest are clipped to the norm of the next.
+    2025, with their k = floor(2 f/n (n - f)).
 
     Parameters
     ----------
     rule : Rule
-        What aggregates the shortened vectors.
+        What aggregates the clipped vectors.
     """
 
     rule: Rule
 
     def aggregate(self, clients: Clients, f: int) -> tuple[list[Floats], None]:
-        """Shorten and aggregate."""
+        """Clip and aggregate."""
         n = len(clients)
         k = (2 * f * (n - f)) // n
         shorter = _clip_norms(clients, lambda norms: float(np.sort(norms)[n - 1 - k]))
@@ -134,7 +132,7 @@ class ARC(Rule):
 
 @dataclass(frozen=True)
 class Bucketing(Rule):
-    """Average vectors in buckets drawn at random, and let a rule see the averages.
+    """Average vectors in random buckets before a rule sees the averages.
 
     Karimireddy et al., "Byzantine-Robust Learning on Heterogeneous Datasets via
     Bucketing", ICLR 2022. Every adversary may spoil a bucket, so the rule has to
@@ -147,8 +145,8 @@ class Bucketing(Rule):
     size : int
         Vectors in a bucket; the last may hold fewer.
     seed : int
-        Of the buckets, which are drawn anew in every call: who tries the rule before
-        the server does, sees others than it.
+        Of the buckets. They are drawn anew in every call, so an adversary who tries the
+        rule before the server does sees other buckets.
     """
 
     rule: Rule
@@ -197,7 +195,7 @@ def _mixing_matrix(gram: FloatArray, f: int) -> FloatArray:
 
 
 def _clip_norms(clients: Clients, bound: Callable[[FloatArray], float]) -> Clients:
-    """Return the vectors, none longer than `bound` makes of all their norms."""
+    """Return the vectors clipped to `bound` of their norms, (n,)."""
     norms = np.array([_vector_norm(client) for client in clients])
     limit = bound(norms)
     return [
@@ -209,7 +207,7 @@ def _clip_norms(clients: Clients, bound: Callable[[FloatArray], float]) -> Clien
 
 
 def _vector_norm(client: Layers) -> float:
-    """Return the length of a vector; squares of its shares cannot overflow."""
+    """Return the norm of a vector, without overflow of squares on the way."""
     size = max_abs_value(client)
     if size == 0.0:
         return 0.0

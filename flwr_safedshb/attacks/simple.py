@@ -1,4 +1,4 @@
-"""Attacks that do not hide: against rules that trust and servers that do not check."""
+"""Attacks that do not hide, for rules that trust and servers that do not check."""
 
 from dataclasses import dataclass
 

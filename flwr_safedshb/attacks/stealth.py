@@ -35,7 +35,7 @@ class Mimic(Attack):
 
 @dataclass(frozen=True)
 class _DistanceBounded(Attack):
-    """Go as far against the standard deviation as a bound on distances allows."""
+    """Send mean + gamma * -std with the largest gamma that a distance bound allows."""
 
     @abstractmethod
     def max_strength(self, centred: FloatArray, direction: FloatArray) -> float:
@@ -56,15 +56,14 @@ class _DistanceBounded(Attack):
         direction = -honest.std(axis=0)
         if not direction.any():
             return mean
-        sent: FloatArray = (
-            mean + self.max_strength(honest - mean, direction) * direction
-        )
+        gamma = self.max_strength(honest - mean, direction)
+        sent: FloatArray = mean + gamma * direction
         return sent
 
 
 @dataclass(frozen=True)
 class MinMax(_DistanceBounded):
-    """No farther from any honest vector than two of them are from each other.
+    """Stay as close to every honest vector as the two farthest of them are.
 
     Shejwalkar and Houmansadr, "Manipulating the Byzantine", NDSS 2021, with their
     inverse standard deviation as the direction, and gamma in closed form.
@@ -82,7 +81,7 @@ class MinMax(_DistanceBounded):
 
 @dataclass(frozen=True)
 class MinSum(_DistanceBounded):
-    """Squared distances to the honest vectors sum to no more than those of one of them.
+    """Keep the sum of squared distances to the honest within that of one of them.
 
     Of the same paper as `MinMax`, with the same direction.
     """

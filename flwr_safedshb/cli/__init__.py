@@ -36,7 +36,7 @@ YES, NO, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    options = _parser().parse_args(arguments)
+    options = _make_parser().parse_args(arguments)
     try:
         code = int(options.run(options))
         sys.stdout.flush()
@@ -62,8 +62,8 @@ class _Parser(argparse.ArgumentParser):
         self.exit(USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
-def _parser() -> argparse.ArgumentParser:
-    head, rest = _described(sys.modules[__name__])
+def _make_parser() -> argparse.ArgumentParser:
+    head, rest = _split_docstring(sys.modules[__name__])
     parser = _Parser(
         "safedshb",
         description=head,
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         if found.name.startswith("_"):
             continue
         command = importlib.import_module(f"{__name__}.{found.name}")
-        head, rest = _described(command)
+        head, rest = _split_docstring(command)
         mine = choices.add_parser(
             found.name,
             help=head,
@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _described(module: ModuleType) -> tuple[str, str]:
+def _split_docstring(module: ModuleType) -> tuple[str, str]:
     """Return the first line of a docstring, and the rest."""
     head, _, rest = inspect.cleandoc(module.__doc__ or "").partition("\n")
     return head, rest.strip()

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     from flwr_safedshb.flower.compat import parse_config
     from flwr_safedshb.node.doctor.app import load_client_fn, read_app
     from flwr_safedshb.node.doctor.machine import check_key, check_link, is_fit
-    from flwr_safedshb.node.doctor.node import examine
+    from flwr_safedshb.node.doctor.node import check_node_for_run
     from flwr_safedshb.node.node_file import read_node_file
 
     if arguments.steps is not None and arguments.steps < 1:
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         results += check_link(arguments.superlink, arguments.root_certificates)
     if arguments.key is not None:
         results.append(check_key(arguments.key))
-    results += examine(node_config, client_fn, run_config, arguments.steps)
+    results += check_node_for_run(node_config, client_fn, run_config, arguments.steps)
     fit = is_fit(results)
     if arguments.json:
         print(json.dumps({"fit": fit, "checks": [vars(r) for r in results]}, indent=2))

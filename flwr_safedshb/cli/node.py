@@ -1,6 +1,6 @@
 """Be a node: check it, say what it accepts, and serve the federation until stopped.
 
-The node's file says everything: its examples, its ledger, its floor, the apps it runs,
+The node's file says everything: its examples, its ledger, its policy, the apps it runs,
 and in [supernode] where the federation is. A SuperLink that is away is waited for.
 
   safedshb node node.toml          until Ctrl-C or SIGTERM
@@ -28,20 +28,20 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve; 1 if the node is not fit to."""
     from flwr_safedshb.cli._listing import print_table
     from flwr_safedshb.node.doctor.machine import is_fit
-    from flwr_safedshb.node.doctor.node import examine_node
+    from flwr_safedshb.node.doctor.node import check_node
     from flwr_safedshb.node.node_file import read_node_file
     from flwr_safedshb.node.service import NodeService, set_private_umask
 
     set_private_umask()
     node = read_node_file(arguments.file)
     service = NodeService(node, arguments.insecure)
-    results = list(examine_node(node))
+    results = list(check_node(node))
     rows = [(r.name, r.verdict, r.finding) for r in results]
     print_table(f"Node {arguments.file}", ("check", "verdict", "finding"), rows)
     if service.approvals.hashes is None:
         print(
             "OPERATORS ARE TRUSTED WITH CODE: approved-apps is not set, so this node "
-            "runs whatever app a run brings,\nand no floor or ledger holds against "
+            "runs whatever app a run brings,\nand no policy or ledger holds against "
             "code. `safedshb approve` writes the list.",
             flush=True,
         )

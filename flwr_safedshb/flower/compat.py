@@ -266,14 +266,14 @@ def lacks_tls(grid: Grid) -> bool:
 
 def flatten_config(config: Mapping[str, Any]) -> UserConfig:
     """Flatten a nested config as Flower does: keys are joined by dots."""
-    return cast(UserConfig, _config().flatten_dict(dict(config)))
+    return cast(UserConfig, _import_config().flatten_dict(dict(config)))
 
 
 def parse_config(arguments: list[str]) -> UserConfig:
     """Parse a config from command-line arguments, as Flower's programs do."""
-    return cast(UserConfig, _config().parse_config_args(arguments))
+    return cast(UserConfig, _import_config().parse_config_args(arguments))
 
 
-def _config() -> Any:
+def _import_config() -> Any:
     # A tenth of a second to import, and no client needs it.
     return import_module("flwr.common.config")

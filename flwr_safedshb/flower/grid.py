@@ -17,9 +17,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from logging import WARNING
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import httpx
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
@@ -61,18 +62,9 @@ class WrappedGrid(Grid):
         """Set the run."""
         self.grid.set_run(run)
 
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
+    def create_message(self, *values: Any, **more: Any) -> Message:
         """Create a message."""
-        return self.grid.create_message(
-            content, message_type, dst_node_id, group_id, ttl
-        )
+        return self.grid.create_message(*values, **more)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of all nodes."""
@@ -166,7 +158,10 @@ class FaultTolerantGrid(WrappedGrid):
         except (httpx.HTTPStatusError, ObjectPushError, ValueError) as error:
             node = message.metadata.dst_node_id
             log(
-                WARNING, "Node %d could not be sent its message: %s", node, _name(error)
+                WARNING,
+                "Node %d could not be sent its message: %s",
+                node,
+                _type_name(error),
             )
             return ""
         return message_id
@@ -267,9 +262,9 @@ class _ReplyCollector:
                 return
         elif isinstance(error, OSError | httpx.TransportError):
             raise error
-        log(WARNING, "The reply of node %d cannot be read: %s", node, _name(error))
+        log(WARNING, "The reply of node %d cannot be read: %s", node, _type_name(error))
         self.waiting.pop(message_id, None)
 
 
-def _name(error: Exception) -> str:
+def _type_name(error: Exception) -> str:
     return type(error).__name__

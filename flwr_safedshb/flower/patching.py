@@ -50,8 +50,7 @@ class Patch:
 
     def fits(self) -> bool:
         """Return True if the patch may be applied; if not, warn once and say why."""
-        minor = ".".join(VERSION.split(".")[:2])
-        if minor in TRIED:
+        if is_tried(VERSION):
             reasons = find_unmet(self.expectations)
         else:
             reasons = ["this minor version was never tried"]
@@ -65,6 +64,11 @@ class Patch:
                 ", ".join(f"{tried}.*" for tried in TRIED),
             )
         return not reasons
+
+
+def is_tried(version: str) -> bool:
+    """Return True if the patches were tried with the minor version of a flwr."""
+    return ".".join(version.split(".")[:2]) in TRIED
 
 
 def find_unmet(expectations: Callable[[], Iterable[Expectation]]) -> list[str]:

@@ -170,7 +170,7 @@ class Worker:
             refusal = self._find_refusal(task.bundle.hash, approvals)
             if refusal is not None:
                 log(WARNING, "Refused: %s", refusal)
-                task.refuse(ErrorCode.INVALID_FAB, refusal)
+                task.send_error(ErrorCode.INVALID_FAB, refusal)
             else:
                 self._run_app(task)
         finally:
@@ -196,13 +196,13 @@ class Worker:
             reply = self._app(message=task.message, context=task.context)
         except LoadClientAppError as error:
             log(ERROR, "The app cannot be loaded", exc_info=error)
-            task.refuse(
+            task.send_error(
                 ErrorCode.LOAD_CLIENT_APP_EXCEPTION,
                 "the ClientApp could not be loaded; the log of this node says why",
             )
         except Exception as error:
             log(ERROR, "The ClientApp raised an exception", exc_info=error)
             reason = f"{type(error)}:<'{error}'>"
-            task.refuse(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
+            task.send_error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
         else:
-            task.finish(reply)
+            task.send_reply(reply)

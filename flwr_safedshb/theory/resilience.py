@@ -24,9 +24,8 @@ from flwr_safedshb.theory.checks import (
     check_not_negative,
     check_positive,
 )
-from flwr_safedshb.theory.robustness import check_num_malicious
 from flwr_safedshb.theory.trilemma import Trilemma
-from flwr_safedshb.theory.variance import noise_spread
+from flwr_safedshb.theory.variance import count_honest, noise_spread
 
 MARGIN = 3.6
 
@@ -62,7 +61,8 @@ def mean_estimation_bound(
     with s of `noise_in_momentum` and sigma_b^2 smaller by the same factor. How far the
     momentum lags behind a model that moves is not in it.
     """
-    honest = _count_honest(n, f, d, noise_std, kappa, heterogeneity, batch_variance)
+    check_not_negative(heterogeneity=heterogeneity)
+    honest = count_honest(n, f, d, batch_variance, noise_std, kappa)
     root = math.sqrt(kappa)
     return Trilemma(
         privacy=(1.0 + root) ** 2 * d * noise_std**2 / honest,
@@ -96,7 +96,8 @@ def stopping_radius(
     adversaries who use all of kappa do stop progress: within about a third of r even
     where honest clients differ by noise alone (measured, see docs/trilemma.md).
     """
-    honest = _count_honest(n, f, d, noise_std, kappa, heterogeneity, batch_variance)
+    check_not_negative(heterogeneity=heterogeneity)
+    honest = count_honest(n, f, d, batch_variance, noise_std, kappa)
     noise = math.sqrt(noise_spread(honest, d, noise_std)[1])
     return math.sqrt(kappa) * (heterogeneity + noise + math.sqrt(batch_variance))
 
@@ -127,20 +128,3 @@ def withstands(radius: float, gradient: float, swing: float = 1.0) -> bool:
     """
     check_not_negative(radius=radius, gradient=gradient, swing=swing)
     return radius * swing < MARGIN * gradient
-
-
-def _count_honest(
-    n: int,
-    f: int,
-    d: int,
-    noise_std: float,
-    kappa: float,
-    heterogeneity: float,
-    batch_variance: float,
-) -> int:
-    """Check the arguments of a bound on one aggregate and return h = n - f."""
-    check_num_malicious(n, f)
-    check_positive(d=d)
-    check_not_negative(noise_std=noise_std, kappa=kappa, heterogeneity=heterogeneity)
-    check_not_negative(batch_variance=batch_variance)
-    return n - f

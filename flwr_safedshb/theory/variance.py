@@ -160,7 +160,7 @@ def effective_variance(
     (proof: `drift_bounds`). The paper has 36 (1 + d/h) in place of the last square,
     which is at least 18 times larger.
     """
-    honest = _count_honest(n, f, d, batch_variance, noise_std, kappa)
+    honest = count_honest(n, f, d, batch_variance, noise_std, kappa)
     averaged = (batch_variance + d * noise_std**2) / honest
     spread = batch_variance + noise_spread(honest, d, noise_std)[1]
     return averaged + 4.0 * kappa * spread
@@ -174,7 +174,7 @@ def effective_variance_paper(
     (sigma_b^2 + d sigma_DP^2)/(n-f) + 4 kappa (sigma_b^2 +
     36 sigma_DP^2 (1 + d/(n-f))).
     """
-    honest = _count_honest(n, f, d, batch_variance, noise_std, kappa)
+    honest = count_honest(n, f, d, batch_variance, noise_std, kappa)
     noise = noise_std**2
     averaged = (batch_variance + d * noise) / honest
     return averaged + 4.0 * kappa * (batch_variance + 36.0 * noise * (1 + d / honest))
@@ -215,10 +215,10 @@ def drift_bounds(
     return bounds
 
 
-def _count_honest(
+def count_honest(
     n: int, f: int, d: int, batch_variance: float, noise_std: float, kappa: float
 ) -> int:
-    """Check the arguments of an effective variance and return h = n - f."""
+    """Check the numbers that a bound on honest vectors takes, and return h = n - f."""
     check_num_malicious(n, f)
     check_positive(d=d)
     check_not_negative(batch_variance=batch_variance, noise_std=noise_std, kappa=kappa)

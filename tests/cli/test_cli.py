@@ -202,7 +202,7 @@ def test_ctrl_c_is_told_without_a_traceback(
 @pytest.mark.process
 def test_help_waits_for_nothing_heavy() -> None:
     script = (
-        "import sys; from flwr_safedshb.cli import _parser; _parser(); "
+        "import sys; from flwr_safedshb.cli import _make_parser; _make_parser(); "
         "print({'torch', 'numpy', 'flwr', 'rich', 'scipy'} & set(sys.modules))"
     )
     ran = subprocess.run(

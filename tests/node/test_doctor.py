@@ -305,6 +305,15 @@ def test_clocks() -> None:
         assert check_skew(seconds).verdict == verdict
 
 
+def test_a_flower_that_was_never_patched_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: "1.99.0")
+    found = {check.name: check for check in machine.check_versions()}
+    assert found["version of flwr"].verdict == "warning"
+    assert "tried with 1.41, 1.42 only" in found["version of flwr"].finding
+
+
 def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {check.verdict for check in machine.check_versions()} == {"ok"}
     monkeypatch.setattr(metadata, "version", lambda name: "0.1")

@@ -120,7 +120,7 @@ def answer(node: runtime_client.Runtime, to: str | None = None) -> None:
     reply = Message(RecordDict(), reply_to=work.message)
     if to is not None:
         set_reply_to(reply, to)
-    work.finish(reply)
+    work.send_reply(reply)
     work.close()
 
 
@@ -138,7 +138,7 @@ def die_in_a_reply(work: runtime_client.ClientTask) -> None:
     large = ArrayRecord(
         [np.zeros(inlining.MAX_OBJECT_BYTES, np.float32)]
     )  # with no inline objects
-    work.finish(Message(RecordDict({"arrays": large}), reply_to=work.message))
+    work.send_reply(Message(RecordDict({"arrays": large}), reply_to=work.message))
 
 
 def die_after_a_reply(work: runtime_client.ClientTask) -> None:

@@ -113,7 +113,7 @@ def test_no_reply_is_lost_with_a_connection(
     hung_up: set[tuple[str, str]] = set()
 
     async def visit(place: Place) -> None:
-        answered = place.gate.answer
+        answered = place.gate.handle_request
 
         async def hang_up(request: Request) -> Response:
             name = request.path.rpartition("/")[2]

@@ -19,25 +19,27 @@ from tests.guard import HANGS
 from tests.node.gates import Node, Place, SuperLink, visited
 
 
-def test_a_pace_lets_a_burst_in_and_then_so_many_a_second(
+def test_a_rate_limiter_admits_a_burst_and_then_so_many_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    pace = RateLimiter(4.0)
-    assert sum(pace.admit("a") for _ in range(50)) == 8
-    assert pace.admit("b")
+    limiter = RateLimiter(4.0)
+    assert sum(limiter.admit("a") for _ in range(50)) == 8
+    assert limiter.admit("b")
     now[0] += 1.0
-    assert sum(pace.admit("a") for _ in range(50)) == 4
+    assert sum(limiter.admit("a") for _ in range(50)) == 4
     now[0] += 60.0
-    assert sum(pace.admit("a") for _ in range(50)) == 8
+    assert sum(limiter.admit("a") for _ in range(50)) == 8
 
 
-def test_a_pace_remembers_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    pace = RateLimiter(4.0)
+def test_a_rate_limiter_remembers_so_many_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limiter = RateLimiter(4.0)
     for number in range(9000):
-        pace.admit(str(number))
-    assert len(pace._empty_at) <= 4096
+        limiter.admit(str(number))
+    assert len(limiter._empty_at) <= 4096
 
 
 @pytest.mark.parametrize(
@@ -51,29 +53,27 @@ def test_a_pace_remembers_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
         ("odd", "odd"),
     ],
 )
-def test_a_line_is_one_place_whatever_addresses_it_has(
-    address: str, expected: str
-) -> None:
+def test_an_ipv6_network_counts_as_one_address(address: str, expected: str) -> None:
     assert group_address(address) == expected
 
 
 def test_one_owner_waits_for_its_own_bytes_only() -> None:
     async def story() -> None:
-        room = ByteQuota(100)
-        async with room.hold("a", 80):
-            async with room.hold("b", 100), room.hold("a", 20):
+        quota = ByteQuota(100)
+        async with quota.hold("a", 80):
+            async with quota.hold("b", 100), quota.hold("a", 20):
                 pass
-            waiting = asyncio.create_task(_hold(room, "a", 30))
+            waiting = asyncio.create_task(_hold(quota, "a", 30))
             await asyncio.sleep(0)
             assert not waiting.done()
         await waiting
-        assert not room._held
+        assert not quota._held
 
     asyncio.run(asyncio.wait_for(story(), HANGS))
 
 
-async def _hold(room: ByteQuota, owner: str, size: int) -> None:
-    async with room.hold(owner, size):
+async def _hold(quota: ByteQuota, owner: str, size: int) -> None:
+    async with quota.hold(owner, size):
         pass
 
 
@@ -211,7 +211,7 @@ def test_a_connection_has_one_owner(tmp_path: Path) -> None:
 
 
 def test_a_stranger_has_one_call_a_connection(tmp_path: Path) -> None:
-    """Otherwise who signs with a key of their own could call at any pace."""
+    """Otherwise who signs with a key of their own could call at any limiter."""
 
     async def visit(place: Place) -> None:
         async with place.node(5, registered=False) as stranger:
@@ -246,9 +246,9 @@ def test_the_first_call_comes_at_once_on_a_machine_that_has_just_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gate_limits, "time", SimpleNamespace(monotonic=lambda: 0.0))
-    pace = gate_limits.RateLimiter(0.001)
-    assert pace.admit("node")
-    assert not pace.admit("node")
+    limiter = gate_limits.RateLimiter(0.001)
+    assert limiter.admit("node")
+    assert not limiter.admit("node")
 
 
 def test_a_node_that_calls_without_pause_waits(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_node_that_calls_without_pause_waits(tmp_path: Path) -> None:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.3):
                     await node.call("send-node-heartbeat", beat(node))
-            # Objects have a pace of their own.
+            # Objects have a limiter of their own.
             assert (await node.pull_object("0" * 64)).status_code == 404
 
     names = visited(tmp_path, visit, limits).names()
@@ -306,5 +306,33 @@ def test_who_comes_too_fast_is_reset_and_nodes_come_in(
             assert 1 <= sum(came) <= 4
             # Where a node is known the others' haste does not count.
             assert all([await come(place, "127.0.0.1") for _ in range(20)])
+
+    visited(tmp_path, visit, limits)
+
+
+def test_bodies_of_one_node_wait_for_its_quota(tmp_path: Path) -> None:
+    """A node that holds one large body is not read another; others are."""
+    limits = Limits(hold_seconds=0.05, node_buffered_bytes=3 * 2**20)
+
+    async def begin(place: Place, node: Node) -> asyncio.StreamWriter:
+        """Announce two megabytes, and send all but the last byte."""
+        lines = ["POST /v1/fleet/push-object HTTP/1.1", "host: g"]
+        lines += [f"content-length: {2 * 2**20}"]
+        lines += [f"{k}: {v}" for k, v in sign_headers(node.key).items()]
+        _, writer = await place.connect()
+        writer.write("\r\n".join([*lines, "", ""]).encode() + bytes(2 * 2**20 - 1))
+        return writer
+
+    async def visit(place: Place) -> None:
+        quota = place.gate._bodies
+        async with place.node(6) as hostile, place.node(5) as node:
+            writers = [await begin(place, hostile) for _ in range(3)]
+            while not quota._waiting:
+                await asyncio.sleep(0.01)
+            assert [*quota._held.values()] == [2 * 2**20]
+            found = await node.call("send-node-heartbeat", beat(node))
+            assert found.status_code == 200
+            for writer in writers:
+                writer.close()
 
     visited(tmp_path, visit, limits)

@@ -23,7 +23,7 @@ def make(**changes: object) -> PrivacyPlan:
     return PrivacyPlan(**{**VALID, **changes})  # type: ignore[arg-type]
 
 
-def test_noise_std_and_rate() -> None:
+def test_noise_and_rate_follow_from_the_numbers() -> None:
     plan = make(clip_norm=3.0, noise_multiplier=0.5, batch_size=10, num_examples=40)
     assert plan.noise_std == pytest.approx(2 * 3.0 * 0.5 / 10)
     assert plan.sampling_rate == 0.25
@@ -62,7 +62,9 @@ def test_noise_std_and_rate() -> None:
         ({"adjacency": "add-remove"}, "no accountant for sampling='fixed'"),
     ],
 )
-def test_refuses(changes: dict[str, object], message: str) -> None:
+def test_a_plan_that_cannot_be_accounted_for_is_refused(
+    changes: dict[str, object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         make(**changes)
 
@@ -72,7 +74,7 @@ def test_whole_dataset_and_no_noise_are_plans() -> None:
     assert make(noise_multiplier=0).noise_std == 0.0
 
 
-def test_frozen() -> None:
+def test_a_plan_cannot_be_changed() -> None:
     with pytest.raises(FrozenInstanceError):
         make().noise_multiplier = 0.0  # type: ignore[misc]
 
@@ -109,7 +111,7 @@ def test_json_of_anything_else_is_refused(text: str) -> None:
         PrivacyPlan.from_json(text)
 
 
-def test_unknown_field_is_refused() -> None:
+def test_a_field_that_no_plan_has_is_refused() -> None:
     with pytest.raises(ValueError, match="epsilon"):
         PrivacyPlan.from_dict({**make().to_dict(), "epsilon": 1.0})
 
@@ -132,7 +134,7 @@ def test_statement_names_sampler_adjacency_and_accountant() -> None:
         ("accounting.baselines", ("torch", "opacus", "flwr")),
     ],
 )
-def test_import_stays_light(module: str, absent: tuple[str, ...]) -> None:
+def test_the_import_stays_light(module: str, absent: tuple[str, ...]) -> None:
     code = (
         f"import sys, flwr_safedshb.privacy.{module}\n"
         f"print([m for m in {absent} if m in sys.modules])"

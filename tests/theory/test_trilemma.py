@@ -44,7 +44,7 @@ def test_lower_bound_at_its_limits() -> None:
     assert free.total == pytest.approx(0.002)
 
 
-def test_the_parts_by_hand() -> None:
+def test_the_parts_of_the_bound_by_hand() -> None:
     # (2/(0.5 * 100))^2 = 1/625; times 50/10; times log(10^6) * 3/8.
     problem = replace(PROBLEM, clip_norm=2.0)
     assert theory.privacy_lower_bound(problem) == pytest.approx(0.008)
@@ -65,7 +65,7 @@ def told(**changed: Any) -> str:
     return "; ".join(theory.lower_bound_violations(replace(PROVEN, **changed)))
 
 
-def test_what_the_theorem_assumes() -> None:
+def test_each_condition_of_the_theorem_that_fails_is_named() -> None:
     # 1/(4 sqrt(20 ln 1001)) = 0.02127.
     assert "epsilon" not in told()
     assert "epsilon=0.022 must be at most 1/(4 sqrt(2 n ln(m+1)))=0.0213" in told(
@@ -99,7 +99,7 @@ def test_with_adversaries_the_theorem_as_printed_is_vacuous() -> None:
     assert theory.error_cap(10, 2, 2.0) == pytest.approx(0.015)
 
 
-def test_which_terms_are_proven() -> None:
+def test_each_term_is_proven_under_its_own_conditions() -> None:
     def proven(**changed: Any) -> set[str]:
         found = theory.term_violations(replace(PROVEN, **changed))
         return {term for term, violated in found.items() if not violated}

@@ -50,7 +50,7 @@ def test_the_factor_is_attained(h: int, d: int) -> None:
 
 
 @pytest.mark.parametrize(("h", "d"), [(2, 1), (2, 300), (4, 69), (16, 16), (64, 5)])
-def test_what_noise_adds(h: int, d: int) -> None:
+def test_noise_adds_what_is_proven_to_a_covariance(h: int, d: int) -> None:
     rng = np.random.default_rng(h)
     squares = np.square(
         [theory.heterogeneity(0.5 * rng.normal(size=(h, d))) for _ in range(400)]
@@ -69,7 +69,7 @@ def test_what_noise_adds(h: int, d: int) -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
-def test_noise_in_a_momentum(momentum: float) -> None:
+def test_the_noise_in_a_momentum_is_that_of_its_weights(momentum: float) -> None:
     # The sum of the squares of the weights, step by step.
     squares = 0.0
     for steps in range(1, 60):
@@ -82,7 +82,7 @@ def test_noise_in_a_momentum(momentum: float) -> None:
 
 @pytest.mark.parametrize(("h", "d"), [(4, 69), (16, 69), (40, 1000)])
 @pytest.mark.parametrize("spread", [0.0, 6.0, 20.0])
-def test_noise_is_taken_off(h: int, d: int, spread: float) -> None:
+def test_the_estimate_takes_the_noise_off(h: int, d: int, spread: float) -> None:
     # Half of the clients on either side of their mean, in one direction.
     signal = np.zeros((h, d))
     signal[:, 0] = spread * np.where(np.arange(h) % 2, 1.0, -1.0)
@@ -111,7 +111,7 @@ def test_noise_is_taken_off(h: int, d: int, spread: float) -> None:
         ([[np.nan]], "NaN or infinity"),
     ],
 )
-def test_what_has_no_spread_is_refused(vectors: object, words: str) -> None:
+def test_vectors_without_a_spread_are_refused(vectors: object, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         theory.heterogeneity(vectors)  # type: ignore[arg-type]
 

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from packaging.requirements import Requirement
 
 from flwr_safedshb.atomic_io import make_private_folder
+from flwr_safedshb.flower.patching import TRIED, is_tried
 
 _PACKAGE = "flwr-safedshb"
 _COMPARED = ("flwr", "torch", "opacus", "dp-accounting", "numpy", "scipy")
@@ -64,9 +65,16 @@ def check_versions() -> Iterator[CheckResult]:
         except metadata.PackageNotFoundError:
             yield CheckResult(name, "failed", f"not installed: {specifier}")
             continue
-        is_supported = specifier.contains(found, prereleases=True)
-        verdict: Literal["ok", "failed"] = "ok" if is_supported else "failed"
-        yield CheckResult(name, verdict, f"{found}, supported is {specifier}")
+        finding = f"{found}, supported is {specifier}"
+        if not specifier.contains(found, prereleases=True):
+            yield CheckResult(name, "failed", finding)
+        elif package == "flwr" and not is_tried(found):
+            finding += (
+                f"; its patches, for speed, were tried with {', '.join(TRIED)} only"
+            )
+            yield CheckResult(name, "warning", finding)
+        else:
+            yield CheckResult(name, "ok", finding)
 
 
 def check_entropy() -> CheckResult:

@@ -37,7 +37,7 @@ _MAX_WARNINGS = 3
 _RULES = {name.replace("_", "-") for name in NodePolicy.__dataclass_fields__}
 
 
-def examine(
+def check_node_for_run(
     node_config: UserConfig,
     client_fn: ClientFn,
     run_config: Mapping[str, UserConfigValue],
@@ -60,7 +60,7 @@ def examine(
         yield from _check_client(client_fn, config, run_config, steps)
 
 
-def examine_node(node: NodeFile) -> Iterator[CheckResult]:
+def check_node(node: NodeFile) -> Iterator[CheckResult]:
     """Check a node by itself, before it knows of any run."""
     yield from check_versions()
     yield check_entropy()

@@ -187,13 +187,13 @@ class ClientTask:
         self.message, self.context, run, fab = pull_task_input(self._client)
         self.bundle = AppBundle(fab.content, run.fab_id, run.fab_version)
 
-    def finish(self, reply: Message) -> None:
+    def send_reply(self, reply: Message) -> None:
         """Send the reply, and keep the context that the app has left."""
         self._reply = reply
         push_message(self._client, reply, self.context)
         push_task_output(self._client, self.context, SubStatus.COMPLETED, "")
 
-    def refuse(self, code: int, reason: str) -> None:
+    def send_error(self, code: int, reason: str) -> None:
         """Send an error in place of a reply; the app's state stays as it was."""
         error = Message(Error(code=code, reason=reason), reply_to=self.message)
         push_message(self._client, error, self.context)

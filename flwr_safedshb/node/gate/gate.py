@@ -67,7 +67,7 @@ class Gate:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.limits = Limits() if limits is None else limits
-        self.listener = Listener(self.answer, self.limits, shown)
+        self.listener = Listener(self.handle_request, self.limits, shown)
         self.backend = Backend(superlink, trusted, self.limits, transport)
         self._known: OrderedDict[str, NodeSession] = OrderedDict()
         self._unknown: dict[str, NodeSession] = {}
@@ -95,7 +95,7 @@ class Gate:
                 reasons = "; ".join(f"{count} x {reason}" for reason, count in counts)
                 LOG.log(WARNING, "Refused in the last minute: %s", reasons)
 
-    async def answer(self, request: Request) -> Response:
+    async def handle_request(self, request: Request) -> Response:
         """Answer one request: check who signed it and at what rate, then handle it."""
         name = request.path.removeprefix(PREFIX)
         if not request.path.startswith(PREFIX) or name not in fleet_api.CALLS:

@@ -93,7 +93,7 @@ class RequestHandler:
             case fleet_pb2.PushMessagesRequest():
                 staged = staging.stage_reply(message)
                 await self._deliver_if_complete(staged)
-                return _respond(staged.missing_objects())
+                return _make_response(staged.missing_objects())
             case message_pb2.PushObjectRequest():
                 return await self._push_object(message)
             case message_pb2.PullObjectRequest():
@@ -105,7 +105,7 @@ class RequestHandler:
                 if not question.is_received:
                     raise RejectedError(400, "a message that has not come yet")
                 if {*question.objects} <= {*question.inline}:
-                    return _respond(message_pb2.ConfirmMessageReceivedResponse())
+                    return _make_response(message_pb2.ConfirmMessageReceivedResponse())
                 message.run_id = question.metadata.run_id
             case fleet_pb2.ActivateNodeRequest():
                 return await self._activate(message)
@@ -143,7 +143,7 @@ class RequestHandler:
             await self._pass_on("deactivate-node", leave)
             response = await self._pass_on("activate-node", message)
         if response.status < 400:
-            for question in session.staging.unanswered():
+            for question in session.staging.find_unanswered():
                 # The server may not wait for it any more.
                 with suppress(RejectedError):
                     await self._answer_with_error(question)
@@ -174,7 +174,7 @@ class RequestHandler:
             if given.messages_list:
                 session.staging.add_questions(given)
                 self._backend.announce_work()
-                return _respond(given, response.headers)
+                return _make_response(given, response.headers)
             is_late = session.node_id is None or time.monotonic() >= until
             if is_late or session.held_pull is not mine:
                 return response
@@ -186,7 +186,7 @@ class RequestHandler:
         name = message.object_id
         question = self._session.staging.find_question_with(name)
         if name in question.inline:
-            response = _respond(
+            response = _make_response(
                 message_pb2.PullObjectResponse(
                     object_found=True,
                     object_available=True,
@@ -221,7 +221,7 @@ class RequestHandler:
         if not staged.is_over:
             staged.add_object(message.object_id, message.object_content)
         await self._deliver_if_complete(staged)
-        return _respond(message_pb2.PushObjectResponse(stored=True))
+        return _make_response(message_pb2.PushObjectResponse(stored=True))
 
     async def _deliver_if_complete(self, staged: StagedReply) -> None:
         if staged.is_complete:
@@ -242,7 +242,7 @@ class RequestHandler:
         response = fleet_pb2.PushMessagesResponse.FromString(content)
         for push in staged.object_pushes(first, response):
             await self._send(staged, "push-object", push)
-        staged.end()
+        staged.free()
         staged.question.inline.clear()
 
     async def _send(self, staged: StagedReply, name: str, message: Message) -> bytes:
@@ -251,7 +251,7 @@ class RequestHandler:
             return response.read_body()
         may_retry = response.status >= 500 and staged.tries < _MAX_TRIES
         if not may_retry:
-            staged.end()
+            staged.free()
         status = 503 if may_retry else response.status
         raise RejectedError(status, "a reply that the SuperLink refused")
 
@@ -264,5 +264,5 @@ def _bound_heartbeat(
     message.heartbeat_interval = interval
 
 
-def _respond(message: Message, headers: Headers = _PROTOBUF) -> Response:
+def _make_response(message: Message, headers: Headers = _PROTOBUF) -> Response:
     return Response(200, cast(bytes, message.SerializeToString()), headers)

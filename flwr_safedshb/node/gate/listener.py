@@ -64,7 +64,9 @@ class Listener:
                 try:
                     for _ in range(_MAX_ACCEPTS):
                         accepted, address = server.accept()
-                        self._begin(accepted, group_address(str(address[0])))
+                        self._accept_connection(
+                            accepted, group_address(str(address[0]))
+                        )
                 except BlockingIOError:
                     pass
                 except OSError:  # out of files: those that time out give them back
@@ -77,7 +79,7 @@ class Listener:
                 if connection.task is not None:
                     connection.task.cancel()
 
-    def _begin(self, accepted: socket.socket, address: str) -> None:
+    def _accept_connection(self, accepted: socket.socket, address: str) -> None:
         """Serve a connection, or reset it if it came too fast."""
         # Flower takes a connection that ends in its handshake for a permanent error and
         # drops what it was about to send; one that is reset it makes again.
@@ -113,7 +115,7 @@ class Listener:
             self._unknown[connection] = None
 
     def _close(self, connection: ClientConnection) -> None:
-        self._forget(connection)
+        self._remove(connection)
         self.refusals["connections closed for newer ones"] += 1
         # Shut down, not cancelled: in the midst of a handshake asyncio would go on with
         # a file descriptor that belongs to another connection by then.
@@ -121,7 +123,7 @@ class Listener:
         with suppress(OSError):
             connection.socket.shutdown(how)
 
-    def _forget(self, connection: ClientConnection) -> None:
+    def _remove(self, connection: ClientConnection) -> None:
         self._unknown.pop(connection, None)
         if connection.owner is not None:
             mine = self._owned.get(connection.owner, {})
@@ -176,7 +178,7 @@ class Listener:
         except (OSError, EOFError, ssl.SSLError, TimeoutError, h11.ProtocolError):
             self.refusals["connections that broke off"] += 1
         finally:
-            self._forget(connection)
+            self._remove(connection)
             self._num_ended += 1
             if self._num_ended % _COLLECT_EVERY == 0:
                 # The collector does not see how much TLS keeps for each connection, and
@@ -199,7 +201,7 @@ class Listener:
         )
         while True:
             async with AsyncExitStack() as resources:
-                response = await self._respond(connection, state, reader, resources)
+                response = await self._handle_next(connection, state, reader, resources)
                 if response is None:
                     return
                 # Whom the SuperLink did not accept must pass the rate limit again.
@@ -211,7 +213,7 @@ class Listener:
                 return
             state.start_next_cycle()
 
-    async def _respond(
+    async def _handle_next(
         self,
         connection: ClientConnection,
         state: h11.Connection,
@@ -230,18 +232,18 @@ class Listener:
             response = await self._handler(request)
             connection.requests += 1
         except RejectedError as error:
-            return self._refuse(error.status, str(error))
+            return self._count_refusal(error.status, str(error))
         except h11.RemoteProtocolError as error:
-            return self._refuse(int(error.error_status_hint), "not HTTP")
+            return self._count_refusal(int(error.error_status_hint), "not HTTP")
         except TimeoutError:
-            return self._refuse(408, "requests that took too long")
+            return self._count_refusal(408, "requests that took too long")
         except (OSError, EOFError):
             raise
         except Exception as error:  # whatever it is, it ends this request and no other
-            return self._refuse(500, f"{type(error).__name__} within the gate")
+            return self._count_refusal(500, f"{type(error).__name__} within the gate")
         return response
 
-    def _refuse(self, status: int, reason: str) -> Response:
+    def _count_refusal(self, status: int, reason: str) -> Response:
         self.refusals[reason] += 1
         return Response(status, reason.encode())
 

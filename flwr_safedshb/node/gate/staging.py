@@ -234,7 +234,7 @@ class StagedReply:
                     session_id=response.session_id,
                 )
 
-    def end(self) -> None:
+    def free(self) -> None:
         """Free the bytes: nothing more is to be done."""
         self.is_over = True
         self.body.close()
@@ -278,7 +278,7 @@ class StagingArea:
                 return question
         raise RejectedError(404, "an object of no message that this node was given")
 
-    def unanswered(self) -> list[message_pb2.Metadata]:
+    def find_unanswered(self) -> list[message_pb2.Metadata]:
         """Return the messages that the node was given and has not answered."""
         return [q.metadata for q in self._questions.values() if not q.is_answered]
 

@@ -1,1 +1,1 @@
-"""What a history of steps costs: epsilon for the mechanism that ran."""
+"""Privacy accounting: the epsilon of the mechanism that ran."""

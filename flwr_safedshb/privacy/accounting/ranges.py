@@ -1,4 +1,4 @@
-"""Which numbers can be accounted for; kept apart, for accountants import slowly.
+"""The ranges of numbers that can be accounted for, without a slow import.
 
 Whoever writes a run's config chooses these numbers. Outside of the ranges below a
 computation could overflow, and an overflow must never look like a small epsilon: so
@@ -14,7 +14,7 @@ from numbers import Integral, Real
 
 @dataclass(frozen=True)
 class NumberRange:
-    """The least and the greatest value of a number, and what to do about others."""
+    """The least and the greatest value of a number, and the remedy for others."""
 
     least: float
     greatest: float
@@ -25,7 +25,7 @@ class NumberRange:
         return self.least <= number <= self.greatest
 
     def check(self, name: str, value: object) -> float:
-        """Return the number, or say what is wrong with it."""
+        """Return the number as a float, or refuse it."""
         if isinstance(value, bool) or not isinstance(value, Real):
             raise ValueError(f"{name}={value!r} must be a number; {self.remedy}")
         try:
@@ -42,7 +42,7 @@ class NumberRange:
 
 
 def shorten(value: object) -> str:
-    """Show a number, but not the thousands of digits that some integers have."""
+    """Return a number as text of at most 40 characters."""
     try:
         text = str(value)
     except ValueError:  # more digits than Python prints
@@ -54,7 +54,7 @@ NOISE_MULTIPLIER = NumberRange(1e-6, 1e6, "use 0 for a run without privacy")
 CLIP_NORM = NumberRange(
     1e-9, 1e9, "scale the loss, so that its gradients have a norm of about 1"
 )
-# A greater delta would allow to publish one example of ten.
+# A larger delta would allow a client to publish one example in ten.
 DELTA = NumberRange(1e-12, 0.1, "a value well below 1/num_examples is usual")
 EPSILON = NumberRange(
     math.ulp(0.0), 1e12, "a budget is a number, and one above 10 protects little"
@@ -68,12 +68,12 @@ MAX_STEPS = 10**9
 
 
 def check_delta(delta: float) -> float:
-    """Return a delta that can be accounted for, or say what is wrong with it."""
+    """Return a delta that can be accounted for, or refuse it."""
     return DELTA.check("delta", delta)
 
 
 def check_steps(steps: int) -> int:
-    """Return a count of steps (T), or say what is wrong with it."""
+    """Return a number of steps (T) that can be accounted for, or refuse it."""
     if isinstance(steps, bool) or not isinstance(steps, Integral):
         raise ValueError(f"steps={steps!r} must be an integer")
     if not 0 <= steps <= MAX_STEPS:

@@ -1,1 +1,1 @@
-"""The privacy budget on disk."""
+"""The ledger: a node's privacy budget, kept on disk."""

@@ -1,4 +1,4 @@
-"""Read a ledger without touching it: neither the file nor what lies beside it."""
+"""Read a ledger without touching its file, or the files beside it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flwr_safedshb.privacy.ledger.ledger import Ledger
 
 @contextmanager
 def open_snapshot(path: Path) -> Iterator[Ledger]:
-    """Open a copy of the ledger at `path`, made at one moment, and remove it again.
+    """Open a consistent copy of the ledger at `path`; it is removed afterwards.
 
     Raises
     ------
@@ -34,16 +34,16 @@ def open_copy(path: Path, copy: Path) -> Ledger:
     """Copy the ledger at `path` to `copy`, and open that."""
     if not path.is_file():
         raise LedgerError(f"there is no ledger {path}")
-    _copy(path, copy)
+    _copy_database(path, copy)
     try:
         return Ledger(copy)
     except LedgerError as error:
-        told = str(error).replace(os.path.realpath(copy), str(path))
-        raise type(error)(told) from error
+        text = str(error).replace(os.path.realpath(copy), str(path))
+        raise type(error)(text) from error
 
 
-def _copy(path: Path, copy: Path) -> None:
-    """Copy the committed content, also while others write."""
+def _copy_database(path: Path, copy: Path) -> None:
+    """Copy what is committed, also while others write."""
     uri = f"{path.absolute().as_uri()}?mode=ro"
     try:
         with (
@@ -54,8 +54,8 @@ def _copy(path: Path, copy: Path) -> None:
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorname", "") != "SQLITE_READONLY_ROLLBACK":
             raise explain_error(path, error) from error
-        # A writer died halfway and nobody holds the file. What it left is undone in
-        # the copy; in the file itself by the next charge.
+        # A writer died halfway and nobody holds the file. Opening the copy rolls back
+        # what it left; the next charge does so in the file itself.
         shutil.copyfile(path, copy)
         journal = path.with_name(f"{path.name}-journal")
         shutil.copyfile(journal, copy.with_name(journal.name))

@@ -191,7 +191,9 @@ GOLDEN_FIXED = {
 
 
 @pytest.mark.parametrize(("sampling", "adjacency"), KINDS)
-def test_golden_paper_setting(sampling: Sampling, adjacency: Adjacency) -> None:
+def test_the_papers_setting_has_its_golden_figures(
+    sampling: Sampling, adjacency: Adjacency
+) -> None:
     golden = GOLDEN_2763[sampling, adjacency]
     for s, value in zip((1, 2, 3), golden, strict=True):
         found = make(s, 2763, sampling, adjacency).epsilon(steps=400, delta=DELTA)
@@ -199,14 +201,16 @@ def test_golden_paper_setting(sampling: Sampling, adjacency: Adjacency) -> None:
 
 
 @pytest.mark.parametrize("m", GOLDEN_FIXED)
-def test_golden_other_sizes(m: int) -> None:
+def test_other_sizes_have_their_golden_figures(m: int) -> None:
     for s, value in zip((1, 2, 3), GOLDEN_FIXED[m], strict=True):
         assert round(make(s, m).epsilon(400, DELTA), 3) == value
 
 
 @pytest.mark.parametrize("s", [1, 2, 3])
 @pytest.mark.parametrize("m", [1200, 2763, 8400])
-def test_between_one_ordered_pair_and_the_renyi_bound(s: int, m: int) -> None:
+def test_epsilon_lies_between_one_ordered_pair_and_the_renyi_bound(
+    s: int, m: int
+) -> None:
     # Batches of one ordered pair of datasets (all at -C, one of them moved to +C): a
     # true lower bound, reached by composing one half of the profile alone.
     one_pair = from_gaussian_mechanism(s, sampling_prob=25 / m).self_compose(400)
@@ -244,7 +248,7 @@ def test_no_steps_cost_nothing_and_no_noise_everything() -> None:
     assert find_max_steps([], silent, DELTA, 100.0) == 0
 
 
-def test_clip_and_its_computation_have_no_price() -> None:
+def test_the_clip_and_its_computation_cost_nothing() -> None:
     plan = make(2.0)
     other = replace(plan, clip_norm=7.0, clipping="ghost")
     assert compute_epsilon([(plan, 100), (other, 300)], DELTA) == plan.epsilon(
@@ -281,7 +285,7 @@ def test_statement_of_mixed_samplers_names_both() -> None:
 
 @pytest.mark.parametrize(("sampling", "adjacency"), KINDS)
 @pytest.mark.parametrize("past", [[], [(make(3.0, 1200), 37)]])
-def test_max_steps_is_exact(
+def test_the_last_step_that_fits_is_found_exactly(
     sampling: Sampling, adjacency: Adjacency, past: list[tuple[PrivacyPlan, int]]
 ) -> None:
     plan = make(2.0, 2763, sampling, adjacency)
@@ -307,7 +311,7 @@ def test_the_last_step_is_found_soon_whatever_others_cost(
     assert len(tried) < 80
 
 
-def test_max_steps_at_the_ends() -> None:
+def test_a_spent_budget_leaves_no_steps_and_an_infinite_one_all() -> None:
     plan = make(2.0)
     spent = compute_epsilon([(plan, 50)], DELTA)
     assert find_max_steps([(plan, 50)], plan, DELTA, spent) == 0
@@ -319,7 +323,7 @@ def test_max_steps_at_the_ends() -> None:
 @pytest.mark.parametrize(
     "delta", [0.0, -1e-4, 0.11, 1.0, math.nan, math.inf, 9e-13, 1e-160, True]
 )
-def test_delta_out_of_range(delta: float) -> None:
+def test_a_delta_out_of_range_is_refused(delta: float) -> None:
     plan = make(2.0)
     for call in (
         lambda: plan.epsilon(10, delta),
@@ -332,6 +336,6 @@ def test_delta_out_of_range(delta: float) -> None:
 
 
 @pytest.mark.parametrize("steps", [-1, 1.5, True, math.inf, 10**9 + 1, 10**400])
-def test_steps_out_of_range(steps: int) -> None:
+def test_a_number_of_steps_out_of_range_is_refused(steps: int) -> None:
     with pytest.raises(ValueError, match="steps="):
         make(2.0).epsilon(steps, DELTA)

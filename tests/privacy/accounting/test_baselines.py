@@ -21,12 +21,12 @@ def make(s: float, m: int = 2763) -> PrivacyPlan:
 
 # Each computed beforehand with m = 2763 = 11055 // 4.
 @pytest.mark.parametrize(("s", "value"), [(1, 2.166), (2, 0.934), (3, 0.659)])
-def test_paper_theorem_golden(s: float, value: float) -> None:
+def test_the_papers_theorem_gives_its_golden_figures(s: float, value: float) -> None:
     assert paper_theorem(make(s), 400, DELTA).epsilon == pytest.approx(value, abs=5e-4)
 
 
 @pytest.mark.parametrize(("s", "value"), [(1, 1.736), (2, 0.674), (3, 0.409)])
-def test_rdp_golden(s: float, value: float) -> None:
+def test_dp_accountings_rdp_gives_its_golden_figures(s: float, value: float) -> None:
     assert rdp(make(s), 400, DELTA).epsilon == pytest.approx(value, abs=5e-4)
 
 
@@ -35,7 +35,9 @@ def test_rdp_golden(s: float, value: float) -> None:
     ("s", "value", "printed"), [(1, 1.1419, 1.14), (2, 0.3164, 0.32), (3, 0.1896, 0.19)]
 )
 @pytest.mark.filterwarnings("ignore")
-def test_opacus_golden(s: float, value: float, printed: float) -> None:
+def test_opacus_gives_the_figures_that_the_paper_prints(
+    s: float, value: float, printed: float
+) -> None:
     found = opacus(make(s), 400, DELTA).epsilon
     assert found == pytest.approx(value, abs=5e-5)
     assert round(found, 2) == printed
@@ -96,7 +98,7 @@ def test_figures_put_the_plans_own_first_and_label_all() -> None:
     ]
 
 
-def test_refusals() -> None:
+def test_comparisons_without_meaning_are_refused() -> None:
     with pytest.raises(ValueError, match="sampling='poisson'"):
         paper_theorem(PrivacyPlan(1.0, 1.0, 25, 100, sampling="poisson"), 1, DELTA)
     for compare in (paper_theorem, rdp, opacus):

@@ -107,7 +107,7 @@ ODD_BUDGETS = [True, "1", None, 1j, Decimal(1), math.nan, math.inf, -1.0, 0.0, 1
 
 
 @pytest.mark.parametrize("odd", [*ODD_BUDGETS, Fraction(10**400, 3), [1.0], b"1"])
-def test_no_budget_that_is_no_sensible_number(tmp_path: Path, odd: object) -> None:
+def test_a_budget_without_sense_makes_no_ledger(tmp_path: Path, odd: object) -> None:
     path = tmp_path / "l.sqlite"
     for limits in ((odd, DELTA), (BUDGET, odd)):
         with pytest.raises((ValueError, LedgerError), match=r"max_epsilon|delta"):
@@ -141,7 +141,7 @@ def test_numbers_of_other_types_are_the_same_budget(
 @pytest.mark.parametrize(
     "field", ["clip_norm", "noise_multiplier", "batch_size", "num_examples", "sampling"]
 )
-def test_no_plan_with_a_number_that_is_none(field: str, odd: object) -> None:
+def test_a_plan_with_an_odd_number_is_refused(field: str, odd: object) -> None:
     if (field, odd) == ("sampling", "fixed"):
         return
     with pytest.raises(ValueError, match=field):
@@ -149,7 +149,7 @@ def test_no_plan_with_a_number_that_is_none(field: str, odd: object) -> None:
 
 
 @pytest.mark.parametrize("odd", [True, 1.0, "1", None, 1j, 0, -1, 10**10, *HUGE])
-def test_no_steps_that_are_no_count(tmp_path: Path, odd: int) -> None:
+def test_steps_that_are_no_count_are_refused(tmp_path: Path, odd: int) -> None:
     ledger = Ledger(tmp_path / "l.sqlite", BUDGET, DELTA)
     with pytest.raises(ValueError, match="steps="):
         ledger.charge(USUAL, odd)

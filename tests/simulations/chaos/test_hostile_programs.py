@@ -118,7 +118,7 @@ def test_an_insider_calls_again_over_a_new_connection(tmp_path: Path) -> None:
         address = f"127.0.0.1:{place.port}"
         node = Speaker(address, tmp_path / "gate.crt", key, ME)
         await asyncio.to_thread(node.activate)
-        answered, cut = place.gate.answer, iter((True, True, False))
+        answered, cut = place.gate.handle_request, iter((True, True, False))
 
         async def hang_up(call: Request) -> Response:
             if next(cut):
