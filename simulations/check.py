@@ -136,6 +136,11 @@ def _check_engine(cfg: DictConfig, num_examples: int) -> None:
             f"engine.name={engine.name} needs engine.{min(missing)}; choose "
             f"engine={engine.name} in its place"
         )
+    if engine.name == "deployment" and not (CONF.parent / "pyproject.toml").exists():
+        raise SettingsError(
+            "engine=deployment builds a Flower app of the repository, which is not "
+            "here; start it in a checkout, or use another engine"
+        )
     if engine.name != "deployment":
         if not engine.seeded_noise:
             raise SettingsError(

@@ -170,9 +170,14 @@ def _training_sections(runs: Runs[RunRecord], words: Mapping[str, str]) -> list[
 
 def label_runs(records: Sequence[RunRecord]) -> Runs[RunRecord]:
     """Return runs by the overrides in which they differ, which become their labels."""
-    given = [dict(one.split("=", 1) for one in r["overrides"]) for r in records]
+    given = [
+        {one.partition("=")[0]: one.partition("=")[2] for one in run["overrides"]}
+        for run in records
+    ]
     every = dict.fromkeys(key for one in given for key in one if key != "seed")
     axes = [key for key in every if len({one.get(key) for one in given}) > 1]
+    # Runs that differ in their seed alone are one group.
+    axes = axes or ["engine"]
     return Runs(
         {
             Case(
