@@ -35,7 +35,8 @@ from .attacks import (
     Strongest as Strongest,
     Zero as Zero,
 )
-from .client import SafeDSHBClient as SafeDSHBClient, client_app as client_app
+from .client import SafeDSHBClient as SafeDSHBClient
+from .app import client_app as client_app
 from .algorithm.answer_evaluation import PrivateEvaluation as PrivateEvaluation
 from .central_dp import PLDAccountant as PLDAccountant
 from .algorithm.model_arrays import trained_arrays as trained_arrays

@@ -1,4 +1,4 @@
-"""Safe-DSHB, the client's half, as a Flower client and its ClientApp.
+"""Safe-DSHB, the client's half, as a Flower client.
 
 A training message makes the client take one step of Algorithm 1, lines 4 to 7
 (`algorithm.step`). A node sends its momentum under the names of the model's arrays, a
@@ -8,36 +8,24 @@ tag, and the number of examples; or a refusal, whose text says nothing about dat
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from functools import lru_cache
-from logging import ERROR
 from typing import cast
 
 from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
     Context,
-    Message,
-    MessageType,
-    MetricRecord,
-    RecordDict,
 )
-from flwr.client import Client, NumPyClient
-from flwr.clientapp import ClientApp
-from flwr.common import log
+from flwr.client import NumPyClient
 from torch import nn
 from torch.nn.modules.loss import _Loss
 
+from flwr_safedshb.algorithm.admission import allows_plain_evaluation, open_budget
 from flwr_safedshb.algorithm.answer_evaluation import (
     Evaluator,
     Metrics,
     PrivateEvaluation,
 )
-from flwr_safedshb.algorithm.budget import (
-    RunTerms,
-    allows_plain_evaluation,
-    open_budget,
-)
+from flwr_safedshb.algorithm.budget import RunTerms
 from flwr_safedshb.algorithm.model_arrays import trained_parameters
 from flwr_safedshb.algorithm.refusal import RefusedError, to_refusal
 from flwr_safedshb.algorithm.requests import (
@@ -53,29 +41,23 @@ from flwr_safedshb.algorithm.step import (
     training_step,
 )
 from flwr_safedshb.algorithm.wire import (
-    PRIVATE_EVALUATION,
     Arrays,
     Template,
     make_momentum_tag,
-    reply_with,
     split_vector,
 )
-from flwr_safedshb.flower.compat import Mod, check_mods, unwrap_numpy_client
+from flwr_safedshb.flower.compat import Mod, check_mods
 from flwr_safedshb.privacy.bad_examples import log_causes
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.datasets import DatasetError, Unpack, make_examples
-from flwr_safedshb.privacy.losses import Loss, UnsupportedModelError, is_rowwise_loss
+from flwr_safedshb.privacy.datasets import Unpack, make_examples
+from flwr_safedshb.privacy.losses import Loss, is_rowwise_loss
 from flwr_safedshb.privacy.plan import ALL, Clipping, PrivacyPlan
 from flwr_safedshb.privacy.private_gradient import Vector
 from flwr_safedshb.privacy.randomness.noise import Randomness, SecureRandomness
-from flwr_safedshb.stop_signal import is_stop_signal
-
-__all__ = ["RefusedError", "SafeDSHBClient", "client_app"]
 
 Scalar = bool | bytes | float | int | str
 # Momentum, number of examples, metrics.
 FitResult = tuple[Arrays, int, dict[str, Scalar]]
-Evaluate = Callable[[Message, Context], Message]
 
 _shared_losses: dict[object, Loss] = {}
 
@@ -191,7 +173,7 @@ class SafeDSHBClient(NumPyClient):
         )
         if not allows_plain_evaluation(context.node_config, node_keys):
             # On the object, so that a subclass's ``evaluate`` cannot be called.
-            vars(self)["evaluate"] = _refuse_plain_evaluation
+            vars(self)["evaluate"] = refuse_plain_evaluation
 
     def fit(self, parameters: Arrays, config: Mapping[str, Scalar]) -> FitResult:
         """Take one step, or as many as the message asks for.
@@ -287,7 +269,7 @@ class SafeDSHBClient(NumPyClient):
             raise RefusedError(reason)
 
 
-def _refuse_plain_evaluation(
+def refuse_plain_evaluation(
     parameters: object, config: object
 ) -> tuple[float, int, dict[str, Scalar]]:
     """Replace a client's own ``evaluate`` on a node that keeps a ledger."""
@@ -331,148 +313,3 @@ def _share_loss(loss: Loss) -> Loss:
     options = {name: v for name, v in vars(loss).items() if not name.startswith("_")}
     # A copy, because the app may change its own.
     return _shared_losses.setdefault((type(loss), *options.items()), copy.copy(loss))
-
-
-ClientFn = Callable[[Context], SafeDSHBClient | Client]
-
-
-class PrivateClientApp(ClientApp):
-    """A Message-API ClientApp around private clients; see `client_app`."""
-
-    def __init__(self, client_fn: ClientFn) -> None:
-        super().__init__()
-        self.client_fn = client_fn
-        # For messages of NumPyClients: other names of records, the same clients.
-        self._numpy_app = ClientApp(
-            client_fn=lambda context: self.make_client(context).to_client()
-        )
-        self.train()(self._train)
-        # Aside, so that an app may have an evaluation of its own.
-        self._evaluation, self._has_own = ClientApp(), False
-        self._evaluation.evaluate()(self._evaluate)
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message."""
-        kind, _, action = message.metadata.message_type.partition(".")
-        if kind == MessageType.EVALUATE:
-            configs = message.content.config_records.values()
-            # Whoever asks for noise gets no numbers without it.
-            if not self._has_own or any(PRIVATE_EVALUATION in c for c in configs):
-                return self._evaluation(message, context)
-        # Whatever else an app answers by itself is outside of the guarantee.
-        private = kind == MessageType.TRAIN and action in ("", "default")
-        if not private and not allows_plain_evaluation(context.node_config):
-            _refuse_plain_evaluation(None, None)
-        return super().__call__(message, context)
-
-    def evaluate(
-        self, action: str = "default", *, mods: list[Mod] | None = None
-    ) -> Callable[[Evaluate], Evaluate]:
-        """Return a decorator for an evaluation of the app's own."""
-        self._has_own = True
-        return super().evaluate(action, mods=mods)
-
-    def make_client(self, context: Context) -> SafeDSHBClient:
-        """Make the client of a node; errors go to the log of the node only."""
-        try:
-            return to_private_client(self.client_fn(context))
-        except RefusedError:
-            raise
-        except UnsupportedModelError as error:
-            reason = f": {error}"  # of made-up examples, and nothing else
-        except DatasetError as error:  # which says what to change, and where
-            log(ERROR, "The client could not be made: %s", error)
-            reason = "; the log of this node says why"
-        except BaseException as error:
-            if is_stop_signal(error):
-                raise
-            log(ERROR, "The client could not be made: %s", error, exc_info=error)
-            reason = "; the log of this node says why"
-        raise RefusedError(f"the client could not be made{reason}")
-
-    def _train(self, message: Message, context: Context) -> Message:
-        if _is_numpy_client_message(message):
-            return self._numpy_app(message, context)
-        record, config = parse_message(message)
-        client = self.make_client(context)
-        names, arrays = decode_weights(client, record)
-        return reply_with(message, names, *client.fit(arrays, config))
-
-    def _evaluate(self, message: Message, context: Context) -> Message:
-        if _is_numpy_client_message(message):
-            return self._numpy_app(message, context)
-        record, config = parse_message(message)
-        client = self.make_client(context)
-        _, arrays = decode_weights(client, record)
-        if PRIVATE_EVALUATION in config:
-            metrics = client.evaluate_privately(arrays, config)
-        else:
-            metrics = _evaluate_plainly(client, arrays, config)
-        content = RecordDict({"metrics": MetricRecord(metrics)})
-        return Message(content, reply_to=message)
-
-
-def client_app(client_fn: ClientFn) -> ClientApp:
-    """Return a Message-API ClientApp around clients that `client_fn` makes.
-
-    They may be as they are, or turned by ``.to_client()``. The app trains, and
-    evaluates if the client has an ``evaluate`` of its own, or the app by
-    ``@app.evaluate()``: what these report is outside the privacy guarantee, and a node
-    with a ledger refuses it unless its own config has ``allow-plain-evaluation=true``.
-    """
-    return PrivateClientApp(client_fn)
-
-
-def to_private_client(client: object) -> SafeDSHBClient:
-    """Return a private client, also out of what ``.to_client()`` made of it.
-
-    Raises
-    ------
-    RefusedError
-        If it is another kind of client: this app would make it private by name alone.
-    """
-    if not isinstance(client, SafeDSHBClient):
-        client = unwrap_numpy_client(client)
-    if isinstance(client, SafeDSHBClient):
-        return client
-    raise RefusedError(
-        f"the client_fn makes a {type(client).__name__}, and no SafeDSHBClient"
-    )
-
-
-def _evaluate_plainly(
-    client: SafeDSHBClient, arrays: Arrays, config: Mapping[str, Scalar]
-) -> Metrics:
-    """Return what a client's own ``evaluate`` reports, outside of the guarantee."""
-    if type(client).evaluate is NumPyClient.evaluate:
-        raise RefusedError("this client does not evaluate models on its data")
-    # Copies, because a client of one's own may write to them.
-    copies = [array.copy() for array in arrays]
-    loss, count, more = client.evaluate(copies, dict(config))
-    numbers = {k: v for k, v in more.items() if isinstance(v, int | float)}
-    return {**numbers, "loss": loss, "num-examples": count}
-
-
-def _is_numpy_client_message(message: Message) -> bool:
-    return any(key.endswith("ins.parameters") for key in message.content)
-
-
-def decode_weights(
-    client: SafeDSHBClient, record: ArrayRecord
-) -> tuple[tuple[str, ...], Arrays]:
-    """Return names and values of a message in the order of the client's model."""
-    try:
-        return client.template.decode(record)
-    except ValueError as error:
-        reason = str(error)  # about the bytes of the message, and nothing else
-    raise RefusedError(reason)
-
-
-def parse_message(message: Message) -> tuple[ArrayRecord, Mapping[str, Scalar]]:
-    """Return the model and the config of a message, whatever their keys."""
-    records = message.content.values()
-    arrays = [record for record in records if isinstance(record, ArrayRecord)]
-    configs = [record for record in records if isinstance(record, ConfigRecord)]
-    if len(arrays) != 1 or len(configs) != 1:
-        raise RefusedError("a message must have one ArrayRecord and one ConfigRecord")
-    return arrays[0], cast(Mapping[str, Scalar], configs[0])

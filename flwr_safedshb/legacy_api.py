@@ -33,7 +33,7 @@ from flwr.server import ClientManager
 from flwr.server.strategy import Strategy
 
 from flwr_safedshb.algorithm.participation import warn_of_open_network
-from flwr_safedshb.algorithm.run import StopRun
+from flwr_safedshb.algorithm.progress import StopRun
 from flwr_safedshb.algorithm.settings import check_initial_arrays
 from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
 from flwr_safedshb.flower.compat import (

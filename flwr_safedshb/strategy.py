@@ -21,8 +21,8 @@ from flwr_safedshb.aggregation.rule import Rule
 from flwr_safedshb.algorithm.norm_bound import NormBound
 from flwr_safedshb.algorithm.output import Output
 from flwr_safedshb.algorithm.participation import warn_of_open_network
-from flwr_safedshb.algorithm.progress import EvaluateFn
-from flwr_safedshb.algorithm.run import RecordKeys, RunResult, StopRun, TrainingRun
+from flwr_safedshb.algorithm.progress import EvaluateFn, RunResult, StopRun
+from flwr_safedshb.algorithm.run import RecordKeys, TrainingRun
 from flwr_safedshb.algorithm.schedules import Schedule
 from flwr_safedshb.algorithm.settings import StopWhen, StrategySettings
 from flwr_safedshb.flower.grid import FaultTolerantGrid, SimulatedGrid

@@ -14,8 +14,8 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from flwr_safedshb.app import client_app as private_client_app
 from flwr_safedshb.client import SafeDSHBClient
-from flwr_safedshb.client import client_app as private_client_app
 from flwr_safedshb.simulation.adversarial import AdversarialGrid
 from simulations.check import check
 from simulations.config import compose_config

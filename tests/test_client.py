@@ -22,8 +22,10 @@ from flwr_safedshb import client as clients
 from flwr_safedshb import trained_arrays
 from flwr_safedshb.algorithm import step as steps
 from flwr_safedshb.algorithm.budget import LEDGER_NAME
+from flwr_safedshb.algorithm.refusal import RefusedError
 from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
-from flwr_safedshb.client import RefusedError, SafeDSHBClient, client_app
+from flwr_safedshb.app import client_app
+from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from packaging.requirements import Requirement
 
 from flwr_safedshb.algorithm import wire
+from flwr_safedshb.algorithm.refusal import RefusedError
 from flwr_safedshb.algorithm.screening import Excluded, screen_reply
 from flwr_safedshb.algorithm.wire import Template
-from flwr_safedshb.client import RefusedError, client_app
+from flwr_safedshb.app import client_app
 from flwr_safedshb.flower.compat import set_process_run
 from simulations.loopback import ROOT
 from tests.clients import THETA, ledger, make, node

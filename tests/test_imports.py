@@ -45,13 +45,14 @@ ROOMS: dict[str, set[str]] = {
 CORE = set(ROOMS)
 ROOMS["strategy"] = ROOMS["client"] = ROOMS["central_dp"] = CORE
 ROOMS["legacy_api"] = {*CORE, "strategy"}
-ROOMS["simulation"] = {*CORE, "client"}
+ROOMS["app"] = {*CORE, "client"}
+ROOMS["simulation"] = {*CORE, "client", "app"}
 # For whoever runs or attacks what is above; nothing above imports it.
-ROOMS["node"] = {*CORE, "client"}
-ROOMS["audit"] = {*CORE, "client"}
+ROOMS["node"] = {*CORE, "client", "app"}
+ROOMS["audit"] = {*CORE, "client", "app"}
 ROOMS["cli"] = set(ROOMS)
 FLOWER_ROOMS = (
-    *("flower", "algorithm", "client", "strategy", "legacy_api", "central_dp"),
+    *("flower", "algorithm", "client", "app", "strategy", "legacy_api", "central_dp"),
     *("simulation", "node", "audit", "cli"),
 )
 
@@ -128,6 +129,14 @@ def test_dependencies_point_one_way(path: Path) -> None:
 )
 def test_an_edge_that_is_added_is_found(room: str, line: str) -> None:
     assert len(forbidden_edges(room, line)) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["step", "requests", "attendance", "norm_bound", "schedules"]
+)
+def test_algorithm_1_itself_knows_no_flower(name: str) -> None:
+    source = (PACKAGE / "algorithm" / f"{name}.py").read_text()
+    assert not [module for module, _ in imports(source) if module.startswith("flwr.")]
 
 
 @lru_cache

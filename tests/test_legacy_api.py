@@ -17,7 +17,8 @@ from flwr.serverapp import ServerApp
 from flwr_safedshb import ClassicStrategy, SafeDSHB, load_checkpoint
 from flwr_safedshb.aggregation import SMEA, Average
 from flwr_safedshb.algorithm.screening import ForeignClientsError
-from flwr_safedshb.client import SafeDSHBClient, client_app
+from flwr_safedshb.app import client_app
+from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.simulation.in_process import InProcessGrid
 from tests.clients import THETA, make
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from flwr_safedshb.aggregation import SMEA, Average, Filter, Krum, Median, Rule
 from flwr_safedshb.aggregation.rule import Clients
 from flwr_safedshb.algorithm.participation import bound_adversaries
-from flwr_safedshb.algorithm.run import NothingTrainedError
+from flwr_safedshb.algorithm.progress import NothingTrainedError
 from flwr_safedshb.flower.grid import FaultTolerantGrid, WrappedGrid
 from flwr_safedshb.simulation.in_process import InProcessGrid
 from flwr_safedshb.strategy import SafeDSHB

@@ -5,7 +5,8 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from sklearn.datasets import load_breast_cancer
 
-from flwr_safedshb.client import SafeDSHBClient, client_app
+from flwr_safedshb.app import client_app
+from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SecureRandomness, SeededRandomness
 from flwr_safedshb.strategy import SafeDSHB

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from logging import WARNING
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 from flwr.app import ConfigRecord, ConfigRecordValues, RecordDict
@@ -65,24 +65,6 @@ class MomentumState:
 
 
 _ZERO = MomentumState(-1, np.zeros(1, np.float32))
-
-
-class MomentumStore(Protocol):
-    """Where a client keeps its momentum from one step to the next."""
-
-    def load(self, session: str, step: int, size: int) -> MomentumState:
-        """Return the newest momentum of a run before `step`, of `size` numbers or zero.
-
-        Raises
-        ------
-        LedgerError
-            If there will be no room to save the momentum of this step.
-        """
-        ...
-
-    def save(self, session: str, state: MomentumState) -> None:
-        """Save a momentum; of those before it keep only its anchor."""
-        ...
 
 
 class ContextMomentums:
@@ -216,6 +198,10 @@ class MomentumFiles:
             yield folder
         finally:
             os.close(folder)
+
+
+# Where a client keeps its momentum from one step to the next.
+MomentumStore = ContextMomentums | MomentumFiles
 
 
 def _file_prefix(session: str) -> str:

@@ -1,4 +1,4 @@
-"""How far a run of the server has come."""
+"""The progress of a run on the server, and how it ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, MetricRecord
+from flwr.serverapp.strategy import Result
 
 History = dict[int, MetricRecord]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -83,3 +84,43 @@ class Progress:
             return self.evaluate_serverapp[number]
 
         return evaluate
+
+
+class NothingTrainedError(RuntimeError):
+    """A run has ended, and none of its rounds took a step.
+
+    Attributes
+    ----------
+    metrics : dict of int to MetricRecord
+        Those of the rounds.
+    """
+
+    def __init__(self, metrics: History) -> None:
+        super().__init__(
+            f"nothing was trained: all rounds, {len(metrics)} in number, were skipped; "
+            "the log says why, and failing-nodes in the metrics names the nodes that "
+            "failed: repair them, or add others, and start a new run"
+        )
+        self.metrics = metrics
+
+
+@dataclass(repr=False)
+class RunResult(Result):
+    """What `SafeDSHB.start` returns: Flower's `Result` and the skipped rounds.
+
+    Attributes
+    ----------
+    skipped_rounds : list of int
+        The rounds that took no step.
+    """
+
+    skipped_rounds: list[int] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        """Return Flower's text, followed by the skipped rounds."""
+        skipped, rounds = len(self.skipped_rounds), len(self.train_metrics_clientapp)
+        return f"{super().__repr__()}\n{skipped} of {rounds} rounds skipped\n"
+
+
+class StopRun(Exception):  # noqa: N818  # it is none
+    """Raised to end a run whose work is done."""

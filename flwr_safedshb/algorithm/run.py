@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from logging import INFO, WARNING
 from pathlib import Path
@@ -25,7 +25,6 @@ from flwr.app import (
 )
 from flwr.common import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 
 from flwr_safedshb.algorithm import wire
 from flwr_safedshb.algorithm.attendance import Attendance
@@ -39,7 +38,7 @@ from flwr_safedshb.algorithm.plain_evaluation import (
 )
 from flwr_safedshb.algorithm.privacy_report import log_privacy
 from flwr_safedshb.algorithm.private_evaluation import aggregate_evaluation
-from flwr_safedshb.algorithm.progress import History, Progress
+from flwr_safedshb.algorithm.progress import NothingTrainedError, Progress, StopRun
 from flwr_safedshb.algorithm.round import NORM_BOUND, SentRound, aggregate_round
 from flwr_safedshb.algorithm.run_identity import identify_run
 from flwr_safedshb.algorithm.schedules import noise_left
@@ -58,46 +57,6 @@ from flwr_safedshb.flower.compat import replace_entries_unchecked
 NODES, OUTPUT, EVALUATORS = 0, 1, 2
 # By how much a message outlives its round, so that silence is seen as silence.
 _LEEWAY_SECONDS = 10.0
-
-
-class NothingTrainedError(RuntimeError):
-    """A run has ended, and none of its rounds took a step.
-
-    Attributes
-    ----------
-    metrics : dict of int to MetricRecord
-        Those of the rounds.
-    """
-
-    def __init__(self, metrics: History) -> None:
-        super().__init__(
-            f"nothing was trained: all rounds, {len(metrics)} in number, were skipped; "
-            "the log says why, and failing-nodes in the metrics names the nodes that "
-            "failed: repair them, or add others, and start a new run"
-        )
-        self.metrics = metrics
-
-
-@dataclass(repr=False)
-class RunResult(Result):
-    """What `SafeDSHB.start` returns: Flower's `Result` and the skipped rounds.
-
-    Attributes
-    ----------
-    skipped_rounds : list of int
-        The rounds that took no step.
-    """
-
-    skipped_rounds: list[int] = field(default_factory=list)
-
-    def __repr__(self) -> str:
-        """Return Flower's text, followed by the skipped rounds."""
-        skipped, rounds = len(self.skipped_rounds), len(self.train_metrics_clientapp)
-        return f"{super().__repr__()}\n{skipped} of {rounds} rounds skipped\n"
-
-
-class StopRun(Exception):  # noqa: N818  # it is none
-    """Raised to end a run whose work is done."""
 
 
 @dataclass(frozen=True)

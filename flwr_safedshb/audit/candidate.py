@@ -102,12 +102,12 @@ class Candidate:
             return ArrayExamples(inputs, targets).read_batch(indices, usable.numpy())
         if self.form == "items":
             like = torch.zeros_like(inputs[0]), torch.zeros_like(targets[0])
-            items = ItemExamples(_UnreadableItems(batch, usable), like=like)
+            items = ItemExamples(UnreadableItems(batch, usable), like=like)
             return items.read_batch(indices)
         return inputs.clone(), targets.clone(), usable
 
 
-class _UnreadableItems(Dataset[object]):
+class UnreadableItems(Dataset[object]):
     """Pairs of rows, some of which cannot be read."""
 
     def __init__(self, batch: Batch, usable: torch.Tensor) -> None:

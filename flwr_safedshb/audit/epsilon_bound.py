@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,7 @@ from torch import nn
 
 from flwr_safedshb.audit.target_model import ComposedModel
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement
+from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.private_gradient import private_gradient
 from flwr_safedshb.privacy.randomness.noise import Randomness
 
@@ -41,27 +40,6 @@ PLANS = (
 )
 
 
-@dataclass(frozen=True)
-class MeasuredEpsilon:
-    """What was accounted for one release, and what an attacker measured.
-
-    Attributes
-    ----------
-    accounted : PrivacyStatement
-        Upper bound, from the accountant.
-    measured : float
-        Lower bound on epsilon, with the confidence that was asked for.
-    """
-
-    accounted: PrivacyStatement
-    measured: float
-
-    @property
-    def holds(self) -> bool:
-        """Whether the measurement does not contradict the accounted epsilon."""
-        return self.measured <= self.accounted.epsilon
-
-
 def measure_epsilon(
     plan: PrivacyPlan,
     delta: float,
@@ -69,16 +47,17 @@ def measure_epsilon(
     confidence: float,
     randomness: Randomness,
     progress: Callable[[int], object] = lambda count: None,
-) -> MeasuredEpsilon:
-    """Attack `trials` releases of one step on each of two neighbouring datasets."""
+) -> float:
+    """Return a lower bound on epsilon from releases of one step.
+
+    `trials` releases are attacked on each of two neighbouring datasets. The accounted
+    epsilon must be at least the bound, which has the given confidence.
+    """
     without, with_canary = (
-        _release(plan, contributions, trials, randomness, progress)
+        _release_vectors(plan, contributions, trials, randomness, progress)
         for contributions in neighbouring_contributions(plan)
     )
-    return MeasuredEpsilon(
-        plan.statement(steps=1, delta=delta),
-        epsilon_lower_bound(without, with_canary, delta, confidence),
-    )
+    return epsilon_lower_bound(without, with_canary, delta, confidence)
 
 
 def neighbouring_contributions(plan: PrivacyPlan) -> tuple[Floats, Floats]:
@@ -123,8 +102,8 @@ def epsilon_lower_bound(
     cut = int(_CHOOSING * len(without))
     left = len(without) - cut
     event = _choose_event(without[:cut], with_canary[:cut], left, delta, confidence)
-    counts = _count(event, without[cut:], with_canary[cut:])
-    return max(0.0, _bound(*counts, left, delta, confidence))
+    counts = _count_event(event, without[cut:], with_canary[cut:])
+    return max(0.0, _bound_epsilon(*counts, left, delta, confidence))
 
 
 def _choose_event(
@@ -140,15 +119,15 @@ def _choose_event(
     ]
 
     def predict_bound(event: tuple[bool, float]) -> float:
-        hits, false_hits = _count(event, without, with_canary)
+        hits, false_hits = _count_event(event, without, with_canary)
         # One more false hit than was seen, lest an empty tail look better than it is.
         expected = min(scale * (false_hits + 1), left)
-        return _bound(scale * hits, expected, left, delta, confidence)
+        return _bound_epsilon(scale * hits, expected, left, delta, confidence)
 
     return max(events, key=predict_bound)
 
 
-def _count(
+def _count_event(
     event: tuple[bool, float], without: Floats, with_canary: Floats
 ) -> tuple[int, int]:
     """Count the event under the dataset that favours it, and under the other."""
@@ -158,7 +137,7 @@ def _count(
     return int((without <= threshold).sum()), int((with_canary <= threshold).sum())
 
 
-def _bound(
+def _bound_epsilon(
     hits: float, false_hits: float, trials: int, delta: float, confidence: float
 ) -> float:
     # Either interval may fail with half of the probability that is left.
@@ -172,7 +151,7 @@ def _bound(
     return math.log((lower - delta) / upper) if lower > delta else -math.inf
 
 
-def _release(
+def _release_vectors(
     plan: PrivacyPlan,
     contributions: Floats,
     trials: int,

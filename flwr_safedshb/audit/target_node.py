@@ -17,7 +17,8 @@ from torch.utils.data import Dataset
 from flwr_safedshb.algorithm.budget import LEDGER_NAME
 from flwr_safedshb.algorithm.refusal import RefusedError
 from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
-from flwr_safedshb.client import PrivateClientApp, SafeDSHBClient
+from flwr_safedshb.app import PrivateClientApp
+from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.flower.compat import set_process_run
 from flwr_safedshb.privacy.ledger import database, ledger
 from flwr_safedshb.privacy.ledger.ledger import Ledger

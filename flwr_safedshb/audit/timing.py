@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import Dataset
 
+from flwr_safedshb.audit.candidate import UnreadableItems
 from flwr_safedshb.audit.target_model import ComposedModel
 from flwr_safedshb.privacy.bad_examples import silence_log
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
@@ -117,22 +117,6 @@ class Timing:
         return max(abs(self.one - 1.0), abs(self.half - 1.0)) <= TOLERANCE
 
 
-class _Raising(Dataset[object]):
-    """Pairs of rows, of which the first ones raise."""
-
-    def __init__(self, inputs: torch.Tensor, targets: torch.Tensor, bad: int) -> None:
-        self._pairs = list(zip(inputs, targets, strict=True))
-        self._bad = bad
-
-    def __len__(self) -> int:
-        return len(self._pairs)
-
-    def __getitem__(self, index: int) -> object:
-        if index < self._bad:
-            raise OSError("this item is made not to be read")
-        return self._pairs[index]
-
-
 class _Step:
     """One step of a model, with examples of which some are bad."""
 
@@ -156,7 +140,8 @@ class _Step:
             targets[:bad] = 77
         if kind == "items that raise":
             made_up = torch.zeros(shape), torch.tensor(0)
-            examples = ItemExamples(_Raising(inputs, targets, bad), like=made_up)
+            items = UnreadableItems((inputs, targets), torch.arange(count) >= bad)
+            examples = ItemExamples(items, like=made_up)
         else:
             examples = ArrayExamples(inputs, targets)
         plan = PrivacyPlan(1.0, 1.0, count, count)
@@ -177,31 +162,20 @@ class _Step:
         self.seconds.append(time.perf_counter() - start)
 
 
-def measure_times(
-    steps: int = 200,
-    models: Sequence[str] = tuple(MODELS),
-    kinds: Sequence[str] = tuple(KINDS),
-    progress: Callable[[], None] = lambda: None,
-) -> list[Timing]:
-    """Measure steps of every model with no, one and half of the examples bad.
+def measure_times(model: str, steps: int) -> list[Timing]:
+    """Measure steps of a model with no, one and half of the examples bad.
 
-    It is done on one thread, and takes two minutes.
+    Steps of every kind take turns, in random order, on one thread.
     """
-    found = []
     with _one_thread(), warnings.catch_warnings(action="ignore"), silence_log():
-        for model in models:
-            count = MODELS[model][2]
-            rows = {
-                k: [_Step(model, k, bad) for bad in (0, 1, count // 2)] for k in kinds
-            }
-            every = [step for row in rows.values() for step in row]
-            for _ in range(steps):
-                random.shuffle(every)
-                for step in every:
-                    step.run()
-            found += [_compare(model, kind, row) for kind, row in rows.items()]
-            progress()
-    return found
+        half = MODELS[model][2] // 2
+        rows = {k: [_Step(model, k, bad) for bad in (0, 1, half)] for k in KINDS}
+        every = [step for row in rows.values() for step in row]
+        for _ in range(steps):
+            random.shuffle(every)
+            for step in every:
+                step.run()
+    return [_compare(model, kind, row) for kind, row in rows.items()]
 
 
 def _compare(model: str, kind: str, steps: Sequence[_Step]) -> Timing:

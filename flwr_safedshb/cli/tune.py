@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     import torch
     from flwr.app import Context
 
-    from flwr_safedshb.client import ClientFn, SafeDSHBClient
+    from flwr_safedshb.app import ClientFn
+    from flwr_safedshb.client import SafeDSHBClient
     from flwr_safedshb.privacy.plan import PrivacyPlan
 
     Data = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
@@ -148,7 +149,7 @@ def _run_trial(
 
     from flwr_safedshb.aggregation import Average
     from flwr_safedshb.algorithm.model_arrays import trained_arrays
-    from flwr_safedshb.client import client_app
+    from flwr_safedshb.app import client_app
     from flwr_safedshb.privacy.plan import PrivacyPlan
     from flwr_safedshb.simulation.batched import BatchedGrid
     from flwr_safedshb.strategy import SafeDSHB

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from flwr_safedshb.node.flower_patches.runtime_client import ClientTask
 
-_IMPORTED = ("flwr_safedshb.client", "flwr_safedshb.node.flower_patches.runtime_client")
+_IMPORTED = ("flwr_safedshb.app", "flwr_safedshb.node.flower_patches.runtime_client")
 _MAX_PACKET = 2**20
 _READY = b"ready"
 

@@ -18,13 +18,8 @@ from flwr.app import Context, Message, MessageType
 from flwr_safedshb.algorithm.model_arrays import load_weights
 from flwr_safedshb.algorithm.step import GradientRequest, GradientSource, resume_step
 from flwr_safedshb.algorithm.wire import Arrays, reply_with
-from flwr_safedshb.client import (
-    FitResult,
-    PrivateClientApp,
-    SafeDSHBClient,
-    decode_weights,
-    parse_message,
-)
+from flwr_safedshb.app import PrivateClientApp, decode_weights, parse_message
+from flwr_safedshb.client import FitResult, SafeDSHBClient
 from flwr_safedshb.flower.compat import copy_context, set_message_id
 from flwr_safedshb.privacy.bad_examples import ignore_warnings, log_causes
 from flwr_safedshb.privacy.batches import (

@@ -17,7 +17,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
-from flwr_safedshb.client import SafeDSHBClient, client_app
+from flwr_safedshb.app import client_app
+from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.strategy import SafeDSHB
 from simulations.models import MLP, LogisticRegression

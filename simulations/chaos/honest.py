@@ -7,7 +7,8 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from torch.utils.data import Dataset
 
-from flwr_safedshb.client import SafeDSHBClient, client_app
+from flwr_safedshb.app import client_app
+from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 from simulations.chaos.client import hold, order
 from simulations.chaos.problem import DELTA, DIMENSION, MAX_EPSILON, PLAN, data

@@ -23,7 +23,8 @@ from flwr_safedshb.algorithm.wire import (
     RUN_EVALUATIONS,
     RUN_STEPS,
 )
-from flwr_safedshb.client import SafeDSHBClient, client_app
+from flwr_safedshb.app import client_app
+from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.privacy.accounting.accountant import compute_epsilon
 from flwr_safedshb.privacy.accounting.renyi_filter import RenyiFilter
 from flwr_safedshb.privacy.datasets import ArrayExamples

@@ -16,9 +16,10 @@ from flwr_safedshb import ClassicStrategy, SafeDSHB, load_checkpoint
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.algorithm.attendance import Attendance
 from flwr_safedshb.algorithm.budget import LEDGER_NAME
+from flwr_safedshb.algorithm.progress import NothingTrainedError
 from flwr_safedshb.algorithm.refusal import RefusedError
-from flwr_safedshb.algorithm.run import NothingTrainedError
-from flwr_safedshb.client import SafeDSHBClient, client_app
+from flwr_safedshb.app import client_app
+from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from flwr_safedshb.simulation.in_process import InProcessGrid
 from tests.clients import THETA, make

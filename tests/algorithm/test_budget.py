@@ -14,7 +14,8 @@ from flwr.supercore.exit import ExitCode, flwr_exit
 from flwr_safedshb.algorithm.answer_evaluation import PrivateEvaluation
 from flwr_safedshb.algorithm.refusal import RefusedError, to_refusal
 from flwr_safedshb.algorithm.wire import RUN_EVALUATIONS, RUN_STEPS
-from flwr_safedshb.client import SafeDSHBClient, client_app
+from flwr_safedshb.app import client_app
+from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.privacy.accounting import accountant
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from flwr_safedshb.privacy.plan import PrivacyPlan

@@ -16,7 +16,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import Krum, Result
 
 from flwr_safedshb.aggregation import SMEA, Average
-from flwr_safedshb.client import client_app
+from flwr_safedshb.app import client_app
 from flwr_safedshb.legacy_api import ClassicStrategy
 from flwr_safedshb.simulation.in_process import InProcessGrid
 from flwr_safedshb.strategy import SafeDSHB

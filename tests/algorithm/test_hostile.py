@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation import SMEA
-from flwr_safedshb.algorithm.run import NothingTrainedError
+from flwr_safedshb.algorithm.progress import NothingTrainedError
 from flwr_safedshb.simulation.in_process import InProcessGrid
 from flwr_safedshb.strategy import SafeDSHB
 from flwr_safedshb.theory import kappa_smea

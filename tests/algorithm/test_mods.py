@@ -17,7 +17,9 @@ from flwr.common.secure_aggregation.secaggplus_constants import (
     Stage,
 )
 
-from flwr_safedshb.client import RefusedError, SafeDSHBClient, client_app
+from flwr_safedshb.algorithm.refusal import RefusedError
+from flwr_safedshb.app import client_app
+from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.flower.compat import set_process_run
 from tests.clients import THETA, ledger, make, node
 

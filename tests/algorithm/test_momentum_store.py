@@ -18,7 +18,7 @@ import pytest
 
 from flwr_safedshb.algorithm.budget import LEDGER_NAME
 from flwr_safedshb.algorithm.momentum_store import MomentumFiles, MomentumState, Vector
-from flwr_safedshb.client import RefusedError
+from flwr_safedshb.algorithm.refusal import RefusedError
 from tests.clients import ask, ledger, node, same
 
 SIZE = 50

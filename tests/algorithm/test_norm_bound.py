@@ -16,7 +16,8 @@ from flwr_safedshb import NormBound, PrivacyPlan, SafeDSHB
 from flwr_safedshb.aggregation import Average, TrimmedMean
 from flwr_safedshb.algorithm.participation import bound_adversaries, split_risk
 from flwr_safedshb.algorithm.run import NODES
-from flwr_safedshb.client import SafeDSHBClient, client_app
+from flwr_safedshb.app import client_app
+from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.flower.compat import set_message_id
 from flwr_safedshb.flower.grid import WrappedGrid
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness

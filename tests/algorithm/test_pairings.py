@@ -15,8 +15,8 @@ from flwr.serverapp.strategy import FedAvg, Krum, Strategy
 from flwr_safedshb.aggregation import Average
 from flwr_safedshb.algorithm.checkpoint import load
 from flwr_safedshb.algorithm.screening import ForeignClientsError
+from flwr_safedshb.app import client_app
 from flwr_safedshb.attacks import SignFlip
-from flwr_safedshb.client import client_app
 from flwr_safedshb.simulation.adversarial import AdversarialGrid
 from flwr_safedshb.simulation.in_process import InProcessGrid
 from flwr_safedshb.strategy import SafeDSHB

@@ -11,8 +11,9 @@ from flwr.serverapp import Grid
 from flwr.superlink.grid import HttpGrid
 
 from flwr_safedshb.aggregation import SMEA
+from flwr_safedshb.app import client_app
 from flwr_safedshb.attacks import SignFlip
-from flwr_safedshb.client import SafeDSHBClient, client_app
+from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.flower.grid import WrappedGrid
 from flwr_safedshb.simulation.adversarial import AdversarialGrid
 from flwr_safedshb.simulation.in_process import InProcessGrid

@@ -8,7 +8,8 @@ from flwr.serverapp.strategy import Result
 
 from flwr_safedshb.aggregation import Average
 from flwr_safedshb.algorithm.plain_evaluation import compute_medians
-from flwr_safedshb.client import SafeDSHBClient, client_app
+from flwr_safedshb.app import client_app
+from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.simulation.in_process import InProcessGrid
 from flwr_safedshb.strategy import SafeDSHB
 from tests.clients import THETA, make

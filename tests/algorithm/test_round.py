@@ -11,7 +11,8 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation import SMEA, Average, Filter, Rule
-from flwr_safedshb.client import SafeDSHBClient, client_app
+from flwr_safedshb.app import client_app
+from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.privacy.plan import PrivacyPlan, Sampling
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 from flwr_safedshb.simulation.in_process import InProcessGrid

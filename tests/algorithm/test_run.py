@@ -8,7 +8,8 @@ import pytest
 from flwr.app import ArrayRecord, Context, MetricRecord
 
 from flwr_safedshb import load_checkpoint
-from flwr_safedshb.client import SafeDSHBClient, client_app
+from flwr_safedshb.app import client_app
+from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.simulation.batched import BatchedGrid
 from flwr_safedshb.simulation.in_process import InProcessGrid

@@ -7,7 +7,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 
 from flwr_safedshb.algorithm.answer_evaluation import PrivateEvaluation
 from flwr_safedshb.algorithm.wire import RUN_EVALUATIONS, RUN_STEPS
-from flwr_safedshb.client import SafeDSHBClient, client_app
+from flwr_safedshb.app import client_app
+from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.simulation.in_process import InProcessGrid
 from flwr_safedshb.strategy import SafeDSHB
 from tests.clients import THETA, Scalar, make

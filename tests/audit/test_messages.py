@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from flwr_safedshb.algorithm.refusal import RefusedError
 from flwr_safedshb.algorithm.wire import Arrays
 from flwr_safedshb.audit.messages import (
     BAD_EXAMPLES,
@@ -12,7 +13,7 @@ from flwr_safedshb.audit.messages import (
     send_odd_messages,
     send_to_bad_examples,
 )
-from flwr_safedshb.client import RefusedError, SafeDSHBClient, Scalar
+from flwr_safedshb.client import SafeDSHBClient, Scalar
 from flwr_safedshb.privacy.batches import tensors_of
 
 pytestmark = pytest.mark.federation

@@ -15,7 +15,7 @@ WAYS = {"MLP": "known layers", "residual": "torch.vmap", "LSTM": "one at a time"
 
 @pytest.mark.parametrize("model", WAYS)
 def test_every_kind_of_bad_example_is_timed(model: str) -> None:
-    found = measure_times(2, [model])
+    found = measure_times(model, 2)
     assert [row.kind for row in found] == list(KINDS)
     for row in found:
         assert (row.model, row.isolation) == (model, WAYS[model])

@@ -14,7 +14,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from torch.utils.data import Dataset
 
-from flwr_safedshb.client import SafeDSHBClient, client_app
+from flwr_safedshb.app import client_app
+from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 from flwr_safedshb.strategy import SafeDSHB
 from tests.guard import HANGS

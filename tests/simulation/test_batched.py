@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from flwr_safedshb.aggregation import SMEA
+from flwr_safedshb.app import client_app
 from flwr_safedshb.attacks import ALIE
-from flwr_safedshb.client import SafeDSHBClient, client_app
+from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.plan import PrivacyPlan, Sampling
 from flwr_safedshb.privacy.randomness.noise import Randomness, SeededRandomness

@@ -4,7 +4,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 
-from flwr_safedshb.client import RefusedError
+from flwr_safedshb.algorithm.refusal import RefusedError
 from flwr_safedshb.flower.compat import set_process_run
 from simulations.app import OVERRIDES, client_app, make_client_app
 from simulations.experiment import build_untrained

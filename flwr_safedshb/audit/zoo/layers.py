@@ -67,7 +67,7 @@ class _SharedLayer(nn.Module):
         return outputs
 
 
-def _recurrent(kind: str) -> Callable[[], nn.Module]:
+def _make_recurrent(kind: str) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
         from opacus import layers  # slow to import
 
@@ -90,31 +90,26 @@ def _opacus_attention() -> nn.Module:
     )
 
 
+def flat_classifier(*layers: nn.Module, width: int) -> nn.Module:
+    """Return layers, and a linear one of three classes on their flattened output."""
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width, 3))
+
+
 def _cnn() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 8, 3),  # many positions, few weights
-        nn.GroupNorm(2, 8),
-        nn.ReLU(),
-        nn.Conv2d(8, 24, 3),  # few positions, many weights
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(96, 3),
+    many_positions, many_weights = nn.Conv2d(1, 8, 3), nn.Conv2d(8, 24, 3)
+    norm = nn.GroupNorm(2, 8)
+    return flat_classifier(
+        many_positions, norm, nn.ReLU(), many_weights, nn.ReLU(), width=96
     )
 
 
-def _grouped() -> nn.Module:
-    return nn.Sequential(
+def _grouped_cnn() -> nn.Module:
+    return flat_classifier(
         nn.Conv2d(4, 8, 3, groups=2, dilation=2, padding=2),
         nn.Tanh(),
         nn.Conv2d(8, 8, (2, 3), groups=8, stride=(2, 1)),
-        nn.Flatten(),
-        nn.Linear(8 * 3 * 4, 3),
+        width=8 * 3 * 4,
     )
-
-
-def flat_classifier(layer: Callable[[], nn.Module], width: int) -> nn.Module:
-    """Return a layer, and a linear one of three classes on its flattened output."""
-    return nn.Sequential(layer(), nn.Flatten(), nn.Linear(width, 3))
 
 
 def _embedding() -> nn.Module:
@@ -168,21 +163,23 @@ MODELS = (
     ),
     TargetModel("CNN", _cnn, floats(1, 6, 6, classes=3), dtypes=ALL_TYPES),
     TargetModel(
-        "grouped and dilated convolutions", _grouped, floats(4, 6, 6, classes=3)
+        "grouped and dilated convolutions",
+        _grouped_cnn,
+        floats(4, 6, 6, classes=3),
     ),
     TargetModel(
         "dilated Conv1d",
-        lambda: flat_classifier(lambda: nn.Conv1d(4, 16, 3, dilation=3), 32),
+        lambda: flat_classifier(nn.Conv1d(4, 16, 3, dilation=3), width=32),
         floats(4, 8, classes=3),
     ),
     TargetModel(
         "Conv3d",
-        lambda: flat_classifier(lambda: nn.Conv3d(1, 2, 2), 16),
+        lambda: flat_classifier(nn.Conv3d(1, 2, 2), width=16),
         floats(1, 3, 3, 3, classes=3),
     ),
     TargetModel(
         "ConvTranspose2d",
-        lambda: flat_classifier(lambda: nn.ConvTranspose2d(2, 3, 2, stride=2), 108),
+        lambda: flat_classifier(nn.ConvTranspose2d(2, 3, 2, stride=2), width=108),
         floats(2, 3, 3, classes=3),
     ),
     TargetModel(
@@ -200,9 +197,9 @@ MODELS = (
     TargetModel("attention", _attention, tokens(4, 12, 3), dtypes=TWO_TYPES),
     TargetModel("nn.Transformer layer", _transformer, floats(4, 16, classes=3)),
     TargetModel("DPMultiheadAttention", _opacus_attention, floats(5, 6, classes=3)),
-    TargetModel("DPLSTM", _recurrent("DPLSTM"), floats(4, 4, classes=3)),
-    TargetModel("DPGRU", _recurrent("DPGRU"), floats(4, 4, classes=3)),
-    TargetModel("DPRNN", _recurrent("DPRNN"), floats(4, 4, classes=3)),
+    TargetModel("DPLSTM", _make_recurrent("DPLSTM"), floats(4, 4, classes=3)),
+    TargetModel("DPGRU", _make_recurrent("DPGRU"), floats(4, 4, classes=3)),
+    TargetModel("DPRNN", _make_recurrent("DPRNN"), floats(4, 4, classes=3)),
     TargetModel("shared and bare weights", _SharedLayer, floats(6, classes=6)),
     TargetModel("frozen BatchNorm", _frozen_norm, floats(6, classes=3)),
     TargetModel("weight_norm", _weight_norm, floats(6, classes=3)),

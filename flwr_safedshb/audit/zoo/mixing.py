@@ -109,7 +109,7 @@ class _Transposed(nn.Module):
         return inputs.transpose(0, 1).flatten(1)[:, :3]
 
 
-def _flattened() -> nn.Module:
+def _flatten_wrongly() -> nn.Module:
     return nn.Sequential(
         nn.Linear(6, 6), nn.Flatten(0, 1), nn.Unflatten(0, (4, -1)), _Transposed()
     )
@@ -146,7 +146,7 @@ class RememberingLoss:
 ROW, SEQUENCE = floats(6, classes=3), floats(4, 6, classes=3)
 
 
-def _mixed(name: str, mixer: str, dropout: float = 0.0) -> TargetModel:
+def _mix_between(name: str, mixer: str, dropout: float = 0.0) -> TargetModel:
     return TargetModel(name, lambda: Between(_MIXERS[mixer], dropout=dropout), ROW)
 
 
@@ -155,19 +155,19 @@ def _linear() -> nn.Module:
 
 
 MODELS = (
-    _mixed("centred on the batch", "centred"),
-    _mixed("centred, with dropout", "centred", 0.5),
-    _mixed("functional batch norm", "functional batch norm"),
-    _mixed("functional batch norm, dropout", "functional batch norm", 0.5),
-    _mixed("mixup", "mixup"),
-    _mixed("mixup, with dropout", "mixup", 0.5),
-    _mixed("mixes large values only", "large"),
+    _mix_between("centred on the batch", "centred"),
+    _mix_between("centred, with dropout", "centred", 0.5),
+    _mix_between("functional batch norm", "functional batch norm"),
+    _mix_between("functional batch norm, dropout", "functional batch norm", 0.5),
+    _mix_between("mixup", "mixup"),
+    _mix_between("mixup, with dropout", "mixup", 0.5),
+    _mix_between("mixes large values only", "large"),
     TargetModel("mixes by a weight", lambda: _Gated("weight"), ROW),
     TargetModel("mixes by a buffer", lambda: _Gated("buffer"), ROW),
     TargetModel("mixes by a far weight", lambda: _Gated("late"), ROW),
     TargetModel("softmax over examples", _softmax(0), SEQUENCE),
     TargetModel("softmax over what it finds", _softmax(None), SEQUENCE),
-    TargetModel("flattened over examples", _flattened, SEQUENCE),
+    TargetModel("flattened over examples", _flatten_wrongly, SEQUENCE),
     TargetModel("attention among examples", _sideways_encoder, SEQUENCE),
     TargetModel("DPLSTM over examples", _sideways_lstm, SEQUENCE),
     TargetModel("loss in units of the mean", _linear, ROW, relative_loss),

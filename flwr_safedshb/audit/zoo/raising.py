@@ -53,7 +53,7 @@ def _draw_pixels(count: int, rng: np.random.Generator) -> Batch:
 ROW, WORDS = floats(6, classes=3), tokens(4, 12, 3)
 
 
-def make_cancelling() -> nn.Sequential:
+def _make_cancelling() -> nn.Sequential:
     """Return a model of a probability that is NaN where dropout keeps both inputs.
 
     The two inputs have huge weights that cancel; the output has shape (k, 1).
@@ -247,18 +247,20 @@ def _lstm() -> nn.Module:
     )
 
 
-def _between(name: str) -> TargetModel:
+def _insert(name: str) -> TargetModel:
     return TargetModel(name, lambda: Between(_FUNCTIONS[name]), ROW)
 
 
 MODELS = (
     TargetModel(
-        "BCELoss on cancelling weights", make_cancelling, _draw_signs, nn.BCELoss()
+        "BCELoss on cancelling weights", _make_cancelling, _draw_signs, nn.BCELoss()
     ),
     TargetModel("BCELoss", _probabilities, _draw_signs, nn.BCELoss()),
     TargetModel(
         "binary_cross_entropy",
-        lambda: ComposedModel(lambda model, x: model.inner(x), inner=make_cancelling()),
+        lambda: ComposedModel(
+            lambda model, x: model.inner(x), inner=_make_cancelling()
+        ),
         _draw_signs,
         _probability_loss,
     ),
@@ -274,7 +276,7 @@ MODELS = (
         for name, loss in _VALUE_LOSSES.items()
     ),
     TargetModel("GaussianNLL-like", _make_scores, _real_targets(1), _gaussian_nll),
-    *map(_between, _FUNCTIONS),
+    *map(_insert, _FUNCTIONS),
     # It reads outside of its memory for some values.
     TargetModel("grid_sample", lambda: Between(_sample_grid), ROW, must_refuse=True),
     TargetModel("tied table", _TiedTable, tokens(4, 12, 12)),

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from flwr_safedshb.audit.target_model import Between, TargetModel, floats
+from flwr_safedshb.audit.zoo.layers import flat_classifier
 
 ROW, IMAGE = floats(6, classes=3), floats(2, 3, 3, classes=3)
 MakeLayer = Callable[[], nn.Module]
@@ -19,20 +20,7 @@ def _on_rows(make: MakeLayer) -> MakeLayer:
 
 
 def _on_images(make: MakeLayer) -> MakeLayer:
-    return lambda: nn.Sequential(
-        nn.Conv2d(2, 4, 2), make(), nn.Flatten(), nn.Linear(16, 3)
-    )
-
-
-def _on_volumes(make: MakeLayer) -> MakeLayer:
-    return lambda: nn.Sequential(
-        nn.Conv3d(1, 2, 2), make(), nn.Flatten(), nn.Linear(16, 3)
-    )
-
-
-def _dropout1d() -> nn.Module:
-    layers = nn.Flatten(2), nn.Dropout1d(0.5), nn.Flatten(), nn.Linear(16, 3)
-    return nn.Sequential(nn.Conv2d(2, 4, 2), *layers)
+    return lambda: flat_classifier(nn.Conv2d(2, 4, 2), make(), width=16)
 
 
 def _add_poisson(hidden: torch.Tensor) -> torch.Tensor:
@@ -79,9 +67,19 @@ MODELS = (
         lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)),
         ROW,
     ),
-    TargetModel("Dropout1d", _dropout1d, IMAGE),
+    TargetModel(
+        "Dropout1d",
+        lambda: flat_classifier(
+            nn.Conv2d(2, 4, 2), nn.Flatten(2), nn.Dropout1d(0.5), width=16
+        ),
+        IMAGE,
+    ),
     TargetModel("Dropout2d", _on_images(lambda: nn.Dropout2d(0.5)), IMAGE),
-    TargetModel("Dropout3d", _on_volumes(lambda: nn.Dropout3d(0.5)), _VOLUME),
+    TargetModel(
+        "Dropout3d",
+        lambda: flat_classifier(nn.Conv3d(1, 2, 2), nn.Dropout3d(0.5), width=16),
+        _VOLUME,
+    ),
     TargetModel("AlphaDropout", _on_rows(lambda: nn.AlphaDropout(0.5)), ROW),
     TargetModel(
         "FeatureAlphaDropout", _on_images(lambda: nn.FeatureAlphaDropout(0.5)), IMAGE

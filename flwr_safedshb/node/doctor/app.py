@@ -12,12 +12,8 @@ from typing import cast
 from flwr.app import Context, RecordDict, UserConfig, UserConfigValue
 from flwr.clientapp import ClientApp
 
-from flwr_safedshb.client import (
-    ClientFn,
-    PrivateClientApp,
-    SafeDSHBClient,
-    to_private_client,
-)
+from flwr_safedshb.app import ClientFn, PrivateClientApp, to_private_client
+from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.flower.compat import flatten_config
 
 

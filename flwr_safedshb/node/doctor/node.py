@@ -11,9 +11,11 @@ from pathlib import Path
 
 from flwr.app import UserConfig, UserConfigValue
 
-from flwr_safedshb.algorithm.budget import LEDGER_NAME, NODE_KEYS, LedgerBudget
+from flwr_safedshb.algorithm.admission import NODE_KEYS
+from flwr_safedshb.algorithm.budget import LEDGER_NAME, LedgerBudget
 from flwr_safedshb.algorithm.refusal import RefusedError
-from flwr_safedshb.client import ClientFn, SafeDSHBClient
+from flwr_safedshb.app import ClientFn
+from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.node.approvals import KEY, Approvals
 from flwr_safedshb.node.doctor.app import make_client
 from flwr_safedshb.node.doctor.machine import (
