@@ -22,7 +22,7 @@ from flwr_safedshb.simulation.batched import BatchedGrid
 from flwr_safedshb.simulation.in_process import InProcessGrid
 from simulations.app import make_client_app
 from simulations.benchmarks.plots import Panel
-from simulations.benchmarks.result import Figure, Result, run_benchmark
+from simulations.benchmarks.result import Measurement, Result, run_benchmark
 from simulations.benchmarks.rounds import (
     Marks,
     RoundCost,
@@ -116,9 +116,9 @@ def measure(quick: bool) -> Result:
     return Result(
         tables=[make_table(title, turns, "By a clock on the wall.")],
         figures={
-            "overhead of the grid": Figure(overhead),
+            "overhead of the grid": Measurement(overhead),
             **{
-                f"{ray} / {mine}": Figure(typical[ray] / typical[mine])
+                f"{ray} / {mine}": Measurement(typical[ray] / typical[mine])
                 for ray in RAY
                 for mine in GRIDS
             },
