@@ -31,7 +31,7 @@ from simulations.benchmarks.rounds import (
     train,
 )
 from simulations.engines import simulate
-from simulations.experiment import untrained
+from simulations.experiment import build_untrained
 
 NODES, MALICIOUS = 7, 3
 OVERRIDES = f"num_nodes={NODES} num_malicious_nodes={MALICIOUS}"
@@ -83,7 +83,9 @@ def measure_overhead(calls: int) -> float:
         return Message(RecordDict(records), reply_to=message)
 
     grid = InProcessGrid(app, 1)
-    content = RecordDict({"arrays": ArrayRecord(untrained(OVERRIDES).state_dict())})
+    content = RecordDict(
+        {"arrays": ArrayRecord(build_untrained(OVERRIDES).state_dict())}
+    )
     message = Message(content, grid.get_node_ids()[0], "train")
     context = grid.server_context()
     through, direct = [], []

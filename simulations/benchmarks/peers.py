@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from simulations.benchmarks.families import Vectors
 from simulations.benchmarks.measure import thread_seconds
-from simulations.experiment import share
+from simulations.experiment import make_share
 
 Subset = tuple[int, ...]
 # Vectors, f, and the subsets to look at instead of all; returns the mean, (d,).
@@ -275,7 +275,7 @@ def byzfl_round(overrides: str, honest: int, f: int) -> Callable[[], None]:
 
 
 def _byzfl_batches(overrides: str, index: int) -> DataLoader[tuple[torch.Tensor, ...]]:
-    inputs, labels = share(overrides, index).examples
+    inputs, labels = make_share(overrides, index).examples
     return DataLoader(TensorDataset(inputs, labels.squeeze(1)), 25, shuffle=True)
 
 

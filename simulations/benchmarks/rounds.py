@@ -16,7 +16,7 @@ from flwr_safedshb.aggregation import Rule
 from flwr_safedshb.strategy import SafeDSHB
 from simulations.benchmarks.measure import resident_kilobytes
 from simulations.benchmarks.result import ResultTable, TableRow
-from simulations.experiment import untrained
+from simulations.experiment import build_untrained
 
 Marks = list[tuple[float, int]]  # after each round: a clock, and resident kB
 
@@ -55,7 +55,7 @@ def train(
     def mark(server_round: int, arrays: ArrayRecord) -> None:
         marks.append((clock(), resident_kilobytes()))
 
-    initial = ArrayRecord(untrained(overrides).state_dict())
+    initial = ArrayRecord(build_untrained(overrides).state_dict())
     strategy = SafeDSHB(rule, f, min_available_nodes=nodes)
     strategy.start(grid, initial, rounds, evaluate_fn=mark)
     return marks

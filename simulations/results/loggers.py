@@ -52,7 +52,7 @@ def rows(run: RunRecord) -> Iterator[tuple[int, Row]]:
         yield step, row
 
 
-def logged(
+def log_run(
     logger: Callable[[RunRecord, Path], object], run: RunRecord, model: Path
 ) -> object:
     """Log a run that has ended, and return where; a service may be away or set wrong.

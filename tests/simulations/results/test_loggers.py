@@ -9,7 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from simulations.check import check
-from simulations.config import SettingsError, resolved
+from simulations.config import SettingsError, resolve_config
 from simulations.engines import run
 from simulations.results import loggers
 from simulations.results import record as results
@@ -131,7 +131,7 @@ def test_a_service_that_fails_costs_the_log_and_not_the_run(
         raise ConnectionError("no answer\nmany more lines")
 
     with pytest.raises(SettingsError, match=r"no answer; the run is kept, and the sam"):
-        loggers.logged(away, record, tmp_path / "model.npz")
+        loggers.log_run(away, record, tmp_path / "model.npz")
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
@@ -165,4 +165,4 @@ def test_the_config_chooses(tmp_path: Path) -> None:
 
 
 def test_where_it_logs_is_no_part_of_what_a_run_is() -> None:
-    assert resolved("logger=csv") == resolved("")
+    assert resolve_config("logger=csv") == resolve_config("")
