@@ -27,8 +27,8 @@ def made_up(
             "test_loss": [0.7, 0.2], "training_loss": list(losses),
         },
         rounds={
-            "left_out": [[1], []], "excluded": {}, "kappa": [1.0] * 2,
-            "lambda_max": [1.0] * 2, "replies": [2] * 2, "skipped": [0] * 2,
+            "left_out": [[1], []], "excluded": {}, "replies": [2] * 2,
+            "skipped": [0] * 2, "metrics": {"kappa": [1.0] * 2},
         },
         returned={"accuracy": accuracy, "test_loss": 0.2},
         answers={

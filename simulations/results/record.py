@@ -39,7 +39,7 @@ from simulations.results.schema import (
     RunRecord,
 )
 
-FORMAT = 4
+FORMAT = 5
 SEEDED = (
     "The noise of this run was seeded so that it can be repeated: whoever knows the "
     "seed can remove it. The epsilon is that of the same run with noise from the "
@@ -145,12 +145,18 @@ def _evaluations(progress: Progress) -> Evaluations:
 def _rounds(progress: Progress, ids: Sequence[int]) -> Rounds:
     history = [metrics for _, metrics in sorted(progress.train.items())]
     position = {node: i for i, node in enumerate(ids)}
-    reasons = {
-        name for metrics in history for name in metrics if name.startswith("excluded-")
+    names = {
+        name
+        for metrics in history
+        for name, value in metrics.items()
+        if isinstance(value, int | float)
     }
+    reasons = {name for name in names if name.startswith("excluded-")}
 
-    def maybe(name: str) -> list[float | None]:
-        return [_number(m, name) if name in m else None for m in history]
+    def numbers(name: str) -> list[float | None]:
+        values = [_number(m, name) if name in m else math.nan for m in history]
+        # JSON has neither infinity nor NaN.
+        return [value if math.isfinite(value) else None for value in values]
 
     def counts(name: str) -> list[int]:
         return [int(_number(m, name)) if name in m else 0 for m in history]
@@ -163,10 +169,12 @@ def _rounds(progress: Progress, ids: Sequence[int]) -> Rounds:
             for metrics in history
         ],
         excluded={name[len("excluded-") :]: counts(name) for name in sorted(reasons)},
-        kappa=maybe("kappa"),
-        lambda_max=maybe("lambda-max"),
         replies=counts("replies"),
         skipped=counts("skipped"),
+        metrics={
+            name: numbers(name)
+            for name in sorted(names - reasons - {"replies", "skipped"})
+        },
     )
 
 

@@ -20,6 +20,7 @@ from simulations.config import explain_errors
 from simulations.results import page, plots
 from simulations.results.comparison import ATTACK_WORDS, name_panel
 from simulations.results.plots import Floats
+from simulations.results.rounds import rounds_section
 from simulations.results.schema import RunRecord
 from simulations.results.statistics import QUANTITIES, curve
 from simulations.results.sweep import Training, write_csv
@@ -57,6 +58,7 @@ def run_page(run: RunRecord) -> str:
         page.pictures([_draw_curves(run, quantity) for quantity in QUANTITIES]),
         "<h2>Who was left out</h2>",
         _left_out([run]),
+        rounds_section({"this run": [run]}),
         answers_section({"this run": [run]}),
         nodes_section([run]),
         "<h2>Excluded replies</h2>",
@@ -158,7 +160,7 @@ def _training_sections(runs: Runs[RunRecord], words: Mapping[str, str]) -> list[
             shown if len(told) <= MAX_ROWS else page.details("Table", shown),
             page.details("By step", "".join(strips)),
         ]
-    body += [answers_section(groups), nodes_section(records)]
+    body += [rounds_section(groups), answers_section(groups), nodes_section(records)]
     body += [page.heading(2, "Excluded replies"), _excluded(records)]
     return [
         *body,

@@ -39,7 +39,7 @@ def test_rows_are_the_record_by_step(record: RunRecord) -> None:
         *[3] * 4,
     ]
     assert [table[i]["round/replies"] for i in range(5)] == [None, 4, 4, 4, 4]
-    assert table[3]["round/lambda-max"] == record["rounds"]["lambda_max"][2]
+    assert table[3]["round/lambda-max"] == record["rounds"]["metrics"]["lambda-max"][2]
 
 
 def test_csv_has_a_row_for_each_step(record: RunRecord, tmp_path: Path) -> None:
