@@ -18,19 +18,19 @@ from flwr_safedshb.app import client_app as private_client_app
 from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.simulation.adversarial import AdversarialGrid
 from simulations.check import check
-from simulations.config import composed
+from simulations.config import compose_config
 from simulations.experiment import (
-    attack_of,
-    attacked,
-    federation,
-    gradient_of,
-    own_share,
-    share,
-    strategy_of,
-    untrained,
+    build_untrained,
+    is_attacked,
+    load_federation,
+    make_attack,
+    make_gradient,
+    make_own_share,
+    make_share,
+    make_strategy,
 )
-from simulations.models import evaluate, training_loss
-from simulations.overrides import plain
+from simulations.models import evaluate_model, training_loss
+from simulations.overrides import check_plain
 
 OVERRIDES = "hydra-overrides"
 
@@ -58,13 +58,13 @@ def make_client_app(overrides: str | None = None) -> ClientApp:
 def serve(overrides: str, grid: Grid) -> None:
     """Train on the nodes of the grid; the model is left in ``cfg.checkpoint``."""
     check(overrides)
-    cfg, data = composed(overrides), federation(overrides)
-    strategy = strategy_of(overrides)
-    if attacked(cfg):
+    cfg, data = compose_config(overrides), load_federation(overrides)
+    strategy = make_strategy(overrides)
+    if is_attacked(cfg):
         f, rule = cfg.num_malicious_nodes, strategy.settings.aggregation
-        known = gradient_of(overrides)
-        grid = AdversarialGrid(grid, attack_of(cfg), f, rule, cfg.seed, known)
-    model = copy.deepcopy(untrained(overrides))
+        known = make_gradient(overrides)
+        grid = AdversarialGrid(grid, make_attack(cfg), f, rule, cfg.seed, known)
+    model = copy.deepcopy(build_untrained(overrides))
     initial = ArrayRecord(model.state_dict())
     rounds = cfg.steps // cfg.local_steps
 
@@ -76,7 +76,7 @@ def serve(overrides: str, grid: Grid) -> None:
         model.load_state_dict(arrays.to_torch_state_dict())
         # Nobody in a real federation sees the training loss; a simulation does.
         loss = training_loss(model, data.training, data.sizes, cfg.weight_decay)
-        return MetricRecord({**evaluate(model, data.test), "training-loss": loss})
+        return MetricRecord({**evaluate_model(model, data.test), "training-loss": loss})
 
     strategy.start(grid, initial, rounds, evaluate_fn=evaluate_fn)
 
@@ -92,9 +92,9 @@ def make_client(overrides: str, context: Context) -> SafeDSHBClient:
         torch.set_num_threads(1)
     config = context.node_config
     if "data" in config:
-        mine = own_share(overrides, str(config["data"]))
+        mine = make_own_share(overrides, str(config["data"]))
     else:
-        mine = share(overrides, int(config["partition-id"]))
+        mine = make_share(overrides, int(config["partition-id"]))
     return SafeDSHBClient(
         mine.model,
         mine.loss,
@@ -112,7 +112,7 @@ def make_client(overrides: str, context: Context) -> SafeDSHBClient:
 
 def _overrides(given: str | None, context: Context) -> str:
     """Return what this process was given, or else what the run's message says."""
-    return plain(str(context.run_config[OVERRIDES])) if given is None else given
+    return check_plain(str(context.run_config[OVERRIDES])) if given is None else given
 
 
 server_app = make_server_app()

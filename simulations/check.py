@@ -16,21 +16,21 @@ from flwr_safedshb.attacks import Attack
 from simulations.config import (
     SettingsError,
     check_values,
-    composed,
-    explained,
-    keys,
+    compose_config,
+    explain_errors,
+    list_keys,
 )
 from simulations.experiment import (
-    attack_of,
-    attacked,
-    federation,
+    build_untrained,
     forget_shares,
-    share,
-    strategy_of,
-    untrained,
+    is_attacked,
+    load_federation,
+    make_attack,
+    make_share,
+    make_strategy,
 )
 from simulations.overrides import CONF
-from simulations.plans import plans_of, spent, warn_of_small_nodes
+from simulations.plans import compute_spent, make_plans, warn_of_small_nodes
 
 # Kinds of plain values, and their names.
 _KINDS = {
@@ -52,17 +52,17 @@ def check(overrides: str) -> None:
     """
     check_values(overrides)
     forget_shares()
-    cfg = composed(overrides)
+    cfg = compose_config(overrides)
     for group in cfg.keys() - {"schedule"}:  # what it leaves out is estimated
         _check_part(str(group), cfg[group])
-    with explained("privacy.plan"):
+    with explain_errors("privacy.plan"):
         instantiate(cfg.privacy.plan, num_examples=10**9)
-    with explained("data"):
-        data = federation(overrides)
-    with explained("model"):
-        untrained(overrides)
-    with explained():
-        strategy = strategy_of(overrides)
+    with explain_errors("data"):
+        data = load_federation(overrides)
+    with explain_errors("model"):
+        build_untrained(overrides)
+    with explain_errors():
+        strategy = make_strategy(overrides)
         # All of a usual run; of a very long one its begin and its end.
         begins = range(0, cfg.steps, cfg.local_steps)
         for step in {*begins[:10_000], begins[-1]}:
@@ -72,13 +72,13 @@ def check(overrides: str) -> None:
         strategy.settings.aggregation(
             np.zeros((cfg.num_nodes, 1)), cfg.num_malicious_nodes
         )
-    if attacked(cfg):
-        with explained("attack"):
-            _try_attack(attack_of(cfg), cfg.seed)
-    with explained():
-        share(overrides, 0)
+    if is_attacked(cfg):
+        with explain_errors("attack"):
+            _try_attack(make_attack(cfg), cfg.seed)
+    with explain_errors():
+        make_share(overrides, 0)
         for size in {*data.sizes}:
-            plans_of(cfg, size)
+            make_plans(cfg, size)
         warn_of_small_nodes(cfg, data.sizes)
         if "_target_" in cfg.logger:
             instantiate(cfg.logger)
@@ -87,22 +87,22 @@ def check(overrides: str) -> None:
 
 def check_study(overrides: str) -> None:
     """Refuse settings that the study of an experiment cannot have, or does not use."""
-    for name in keys(overrides):
+    for name in list_keys(overrides):
         if name.split(".")[0] not in ("experiment", "study", "seed", "hydra"):
             raise SettingsError(
                 f"{name} is not used: the experiment is a study of its own, with its "
                 f"settings under study; leave it out, or try study.{name}"
             )
     check_values(overrides)
-    with explained("study"):
-        instantiate(composed(overrides).study)
+    with explain_errors("study"):
+        instantiate(compose_config(overrides).study)
 
 
 def _check_part(name: str, part: object) -> None:
     """Refuse values that are not of the kind that the class of a part says."""
     if not isinstance(part, DictConfig) or "_target_" not in part:
         return
-    with explained(name):
+    with explain_errors(name):
         made = inspect.signature(get_method(str(part["_target_"])), eval_str=True)
     for key in sorted(map(str, part.keys() & made.parameters.keys())):
         wanted, value = made.parameters[key].annotation, part[key]
@@ -136,6 +136,11 @@ def _check_engine(cfg: DictConfig, num_examples: int) -> None:
             f"engine.name={engine.name} needs engine.{min(missing)}; choose "
             f"engine={engine.name} in its place"
         )
+    if engine.name == "deployment" and not (CONF.parent / "pyproject.toml").exists():
+        raise SettingsError(
+            "engine=deployment builds a Flower app of the repository, which is not "
+            "here; start it in a checkout, or use another engine"
+        )
     if engine.name != "deployment":
         if not engine.seeded_noise:
             raise SettingsError(
@@ -150,8 +155,8 @@ def _check_engine(cfg: DictConfig, num_examples: int) -> None:
         )
     if engine.max_epsilon is None:
         raise SettingsError("engine.max_epsilon=null: nodes need a budget; give it")
-    with explained():
-        cost = spent(cfg, num_examples)
+    with explain_errors():
+        cost = compute_spent(cfg, num_examples)
     if not cost <= engine.max_epsilon:
         raise SettingsError(
             f"steps={cfg.steps} spend epsilon={cost:.4g}, and every node stops at "

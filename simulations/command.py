@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, ParamSpec
 
-from simulations.config import SettingsError, explained
+from simulations.config import SettingsError, explain_errors
 
 P = ParamSpec("P")
 
@@ -76,7 +76,7 @@ def print_settings_errors(main: Callable[P, int]) -> Callable[P, int]:
 
 def prepare_folder(path: Path) -> None:
     """Make a folder, and refuse one in which nothing can be written."""
-    with explained():
+    with explain_errors():
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
 
@@ -96,7 +96,7 @@ def prepare_picture(path: Path) -> None:
 
 
 @contextmanager
-def alone_at(path: Path) -> Iterator[None]:
+def lock_path(path: Path) -> Iterator[None]:
     """Let no other run write to a file or folder meanwhile; a kill ends that, too.
 
     Its folder is made, and refused if nothing can be written there.

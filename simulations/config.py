@@ -24,7 +24,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from flwr_safedshb.privacy.accounting.ranges import MAX_STEPS
-from simulations.overrides import CONF, items
+from simulations.overrides import CONF, list_items
 
 # Where things are and how long to wait: what a run computes does not depend on them.
 _HANDLING = ("checkpoint", "checkpoint_every", "log_level", "logger")
@@ -123,9 +123,9 @@ class _Config:
 
 
 @lru_cache(maxsize=8)
-def composed(overrides: str) -> DictConfig:
+def compose_config(overrides: str) -> DictConfig:
     """Return the configuration that the overrides make of the packaged files."""
-    with explained(), initialize_config_dir(str(CONF), version_base=None):
+    with explain_errors(), initialize_config_dir(str(CONF), version_base=None):
         return compose("config", with_published(shlex.split(overrides)))
 
 
@@ -142,7 +142,7 @@ def with_published(overrides: Sequence[str]) -> list[str]:
     return [f"{SEARCH_PATH}=[{','.join(paths)}]", *others] if paths else others
 
 
-def override(name: str, value: object) -> str:
+def format_override(name: str, value: object) -> str:
     """Return an override, quoted where Hydra would not read it as one word."""
     text = str(value)
     if not re.fullmatch(r"[\w./:%+-]+", text):
@@ -151,14 +151,14 @@ def override(name: str, value: object) -> str:
 
 
 @cache
-def resolved(overrides: str) -> Mapping[str, object]:
+def resolve_config(overrides: str) -> Mapping[str, object]:
     """Return all that decides what a run computes, by name.
 
     Runs for which these are equal do the same with the same data, wherever their files
     are.
     """
-    with explained():
-        config = OmegaConf.to_container(composed(overrides), resolve=True)
+    with explain_errors():
+        config = OmegaConf.to_container(compose_config(overrides), resolve=True)
     values = cast(dict[str, dict[str, object]], config)
     for key in _HANDLING:
         values.pop(key, None)
@@ -172,16 +172,18 @@ def resolved(overrides: str) -> Mapping[str, object]:
 @lru_cache(maxsize=8)
 def check_types(overrides: str) -> DictConfig:
     """Refuse names and types that are no setting's; return the configuration."""
-    with explained():
-        typed = OmegaConf.merge(OmegaConf.structured(_Config), composed(overrides))
+    with explain_errors():
+        typed = OmegaConf.merge(
+            OmegaConf.structured(_Config), compose_config(overrides)
+        )
         values = OmegaConf.to_container(typed, resolve=True, throw_on_missing=True)
-    for name, value in items(values, ""):
+    for name, value in list_items(values, ""):
         if isinstance(value, float) and not math.isfinite(value):
             raise SettingsError(f"{name}={value} must be finite")
     return cast(DictConfig, typed)
 
 
-def checkpoint_of(overrides: str) -> str | None:
+def read_checkpoint_path(overrides: str) -> str | None:
     """Return where a run is to leave its model, or None if it does not say."""
     path = cast(str | None, check_types(overrides).checkpoint)
     if path is not None and not path.endswith(".npz"):
@@ -194,9 +196,9 @@ def checkpoint_of(overrides: str) -> str | None:
 
 def check_values(overrides: str) -> None:
     """Refuse names, types, numbers and combinations that make no run."""
-    cfg = composed(overrides)
+    cfg = compose_config(overrides)
     typed = check_types(overrides)
-    checkpoint_of(overrides)
+    read_checkpoint_path(overrides)
     for name, least in _LEAST.items():
         value = OmegaConf.select(typed, name)
         if value < least:
@@ -233,7 +235,7 @@ def check_values(overrides: str) -> None:
             "attack=none, or raise it"
         )
     constant = str(cfg.schedule.get("_target_", "")).endswith(".Constant")
-    for name in {"server_learning_rate", "momentum"} & set(keys(overrides)):
+    for name in {"server_learning_rate", "momentum"} & set(list_keys(overrides)):
         if not constant:
             raise SettingsError(
                 f"{name}={cfg[name]} is of schedule=constant, and the schedule that is "
@@ -257,13 +259,13 @@ def _check_evaluation(cfg: DictConfig) -> None:
         )
 
 
-def keys(overrides: str) -> list[str]:
+def list_keys(overrides: str) -> list[str]:
     """Return the names of what is overridden."""
     return [re.split("[=@]", o.lstrip("+~"))[0] for o in shlex.split(overrides)]
 
 
 @contextmanager
-def explained(group: str = "") -> Iterator[None]:
+def explain_errors(group: str = "") -> Iterator[None]:
     """Turn whatever goes wrong inside into one line; `group` says where it belongs."""
     try:
         yield
@@ -308,7 +310,7 @@ def _line(error: Exception) -> str:
 
 def _similar(name: str) -> str:
     with initialize_config_dir(str(CONF), version_base=None):
-        known = dict(items(OmegaConf.to_container(compose("config")), ""))
+        known = dict(list_items(OmegaConf.to_container(compose("config")), ""))
     close = difflib.get_close_matches(name, [*known, "experiment", "study"], 1, 0.8)
     if close:
         return f"; did you mean {close[0]}?"

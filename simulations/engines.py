@@ -19,8 +19,13 @@ from flwr_safedshb.simulation.batched import BatchedGrid
 from flwr_safedshb.simulation.in_process import InProcessGrid
 from simulations.app import OVERRIDES, make_client_app, make_server_app
 from simulations.check import check
-from simulations.config import SettingsError, composed, explained, override
-from simulations.experiment import identity
+from simulations.config import (
+    SettingsError,
+    compose_config,
+    explain_errors,
+    format_override,
+)
+from simulations.experiment import describe_identity
 from simulations.loopback import Deployment
 
 Settings = dict[str, ConfigRecordValues]
@@ -50,13 +55,13 @@ def run(overrides: Sequence[str], checkpoint: str | Path | None = None) -> Progr
     """
     with tempfile.TemporaryDirectory(prefix="safedshb-") as scratch:
         path = Path(checkpoint or Path(scratch) / "run.npz").absolute()
-        text = shlex.join([*overrides, override("checkpoint", path)])
-        progress = checked(text, path)
+        text = shlex.join([*overrides, format_override("checkpoint", path)])
+        progress = check_run(text, path)
         if progress is not None and progress.step == progress.num_rounds:
             return progress
         # The momentums of its nodes are gone: from here it would be another run.
         path.unlink(missing_ok=True)
-        engine = composed(text).engine.name
+        engine = compose_config(text).engine.name
         ENGINES[engine](text)
         progress = load(path)
     if progress is None:
@@ -64,7 +69,7 @@ def run(overrides: Sequence[str], checkpoint: str | Path | None = None) -> Progr
     return progress
 
 
-def checked(overrides: str, path: Path) -> Progress | None:
+def check_run(overrides: str, path: Path) -> Progress | None:
     """Refuse what cannot run; return what the experiment has left at a path before.
 
     Raises
@@ -73,15 +78,15 @@ def checked(overrides: str, path: Path) -> Progress | None:
         Also if what is there is of another experiment.
     """
     check(overrides)
-    folder = composed(overrides).engine.get("folder")
+    folder = compose_config(overrides).engine.get("folder")
     if folder is not None and (Path(folder) / "flwr").exists():
         raise SettingsError(f"engine.folder={folder} holds another deployment")
-    with explained():
+    with explain_errors():
         found = load(path)
     if found is None:
         return None
     then = cast(dict[str, object], found.settings.get("run_settings", {}))
-    now = cast(dict[str, object], to_json(identity(overrides)))
+    now = cast(dict[str, object], to_json(describe_identity(overrides)))
     if problem := describe_differences(then, now):
         raise SettingsError(
             f"{path} is of another run: {problem}; use another folder, or remove it"
@@ -89,21 +94,23 @@ def checked(overrides: str, path: Path) -> Progress | None:
     return found
 
 
-def in_process(overrides: str, grid_type: type[InProcessGrid] = InProcessGrid) -> None:
+def run_in_process(
+    overrides: str, grid_type: type[InProcessGrid] = InProcessGrid
+) -> None:
     """Run in this process."""
-    cfg = composed(overrides)
+    cfg = compose_config(overrides)
     grid = grid_type(make_client_app(overrides), cfg.num_nodes, seed=cfg.seed)
     make_server_app(overrides)(grid, grid.server_context())
 
 
-def batched(overrides: str) -> None:
+def run_batched(overrides: str) -> None:
     """Run in this process, all clients of a round as one batch."""
-    in_process(overrides, BatchedGrid)
+    run_in_process(overrides, BatchedGrid)
 
 
-def ray(overrides: str) -> None:
+def run_on_ray(overrides: str) -> None:
     """Run on Flower's simulation engine."""
-    cfg = composed(overrides)
+    cfg = compose_config(overrides)
     server, client = make_server_app(overrides), make_client_app(overrides)
     simulate(server, client, cfg.num_nodes, cfg.engine.client_cpus)
 
@@ -129,9 +136,9 @@ def simulate(
     )
 
 
-def deployment(overrides: str) -> None:
+def run_deployment(overrides: str) -> None:
     """Run on a SuperLink and SuperNodes that are started and stopped here."""
-    cfg = composed(overrides)
+    cfg = compose_config(overrides)
     with tempfile.TemporaryDirectory(prefix="safedshb-") as scratch:
         folder = Path(cfg.engine.folder or scratch).absolute()
         config: dict[str, bool | float | int | str] = {
@@ -144,8 +151,8 @@ def deployment(overrides: str) -> None:
 
 
 ENGINES: dict[str, Callable[[str], None]] = {
-    "inprocess": in_process,
-    "batched": batched,
-    "ray": ray,
-    "deployment": deployment,
+    "inprocess": run_in_process,
+    "batched": run_batched,
+    "ray": run_on_ray,
+    "deployment": run_deployment,
 }

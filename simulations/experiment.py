@@ -30,21 +30,21 @@ from flwr_safedshb.privacy.randomness.noise import (
     SeededRandomness,
 )
 from flwr_safedshb.strategy import SafeDSHB
-from simulations.config import SettingsError, composed, resolved
-from simulations.data import Examples, Federation, federated, fingerprint, flipped
+from simulations.config import SettingsError, compose_config, resolve_config
+from simulations.data import Examples, Federation, flip_labels, hash_data, split_data
 from simulations.data.own import load_own
-from simulations.models import build, loss_and_targets, loss_gradient
-from simulations.plans import plans_of
-from simulations.schedules import scheduled
+from simulations.models import build_model, loss_and_targets, loss_gradient
+from simulations.plans import make_plans
+from simulations.schedules import make_schedule
 
 # On at most about so many examples adversaries compute a gradient in every step.
 _KNOWN_EXAMPLES = 10_000
 
 
-def identity(overrides: str) -> dict[str, object]:
+def describe_identity(overrides: str) -> dict[str, object]:
     """Return all that decides the result of an experiment, its data included."""
-    data = composed(overrides).data
-    return {**resolved(overrides), "data_sha256": fingerprint(instantiate(data))}
+    data = compose_config(overrides).data
+    return {**resolve_config(overrides), "data_sha256": hash_data(instantiate(data))}
 
 
 @dataclass(frozen=True)
@@ -63,40 +63,40 @@ class Share:
 
 
 @lru_cache(maxsize=4096)
-def share(overrides: str, index: int) -> Share:
+def make_share(overrides: str, index: int) -> Share:
     """Return the share of node `index`, made once: clients are made for each message.
 
     Adversaries who need data hold copies of what honest nodes hold.
     """
-    cfg = composed(overrides)
-    data = federation(overrides)
+    cfg = compose_config(overrides)
+    data = load_federation(overrides)
     examples = data.shards[index % len(data.shards)]
-    if index >= len(data.shards) and not attack_of(cfg).replaces_vectors:
-        examples = flipped(examples, data.num_classes)
+    if index >= len(data.shards) and not make_attack(cfg).replaces_vectors:
+        examples = flip_labels(examples, data.num_classes)
     return _share(cfg, _model_of_clients(overrides), examples, data.num_classes)
 
 
 @lru_cache(maxsize=2)
-def own_share(overrides: str, path: str) -> Share:
+def make_own_share(overrides: str, path: str) -> Share:
     """Return the share of a node whose examples are in a file of its own."""
-    cfg = composed(overrides)
+    cfg = compose_config(overrides)
     own = load_own(Path(path))
     make = instantiate(cfg.model, _partial_=True)
     shape = tuple(own.examples[0].shape[1:])
-    model = build(make, shape, own.num_classes, cfg.seed)
+    model = build_model(make, shape, own.num_classes, cfg.seed)
     return _share(cfg, model, own.examples, own.num_classes)
 
 
 def forget_shares() -> None:
     """Let the next run make its own: the files they come from may have changed."""
-    for made in (share, own_share, untrained, _model_of_clients):
+    for made in (make_share, make_own_share, build_untrained, _model_of_clients):
         made.cache_clear()
 
 
 def _share(
     cfg: DictConfig, model: nn.Module, examples: Examples, num_classes: int
 ) -> Share:
-    plans = plans_of(cfg, len(examples[1]))
+    plans = make_plans(cfg, len(examples[1]))
     evaluation = plans.evaluation
     if evaluation is not None:
         evaluation = replace(evaluation, num_classes=num_classes)
@@ -116,35 +116,37 @@ def _share(
     )
 
 
-def federation(overrides: str) -> Federation:
+def load_federation(overrides: str) -> Federation:
     """Return the data of an experiment; the honest nodes share all of them."""
-    cfg = composed(overrides)
-    holders = cfg.num_nodes - (cfg.num_malicious_nodes if attacked(cfg) else 0)
-    data = federated(instantiate(cfg.data), instantiate(cfg.split), holders, cfg.seed)
+    cfg = compose_config(overrides)
+    holders = cfg.num_nodes - (cfg.num_malicious_nodes if is_attacked(cfg) else 0)
+    data = split_data(instantiate(cfg.data), instantiate(cfg.split), holders, cfg.seed)
     data.check_batch_size(cfg.privacy.plan.batch_size)
     return data
 
 
 @lru_cache(maxsize=2)
-def untrained(overrides: str) -> nn.Module:
+def build_untrained(overrides: str) -> nn.Module:
     """Return the model of an experiment before its first step; leave it so."""
-    cfg = composed(overrides)
-    data = federation(overrides)
+    cfg = compose_config(overrides)
+    data = load_federation(overrides)
     make = instantiate(cfg.model, _partial_=True)
-    return build(make, data.input_shape, data.num_classes, cfg.seed)
+    return build_model(make, data.input_shape, data.num_classes, cfg.seed)
 
 
 @lru_cache(maxsize=2)
 def _model_of_clients(overrides: str) -> nn.Module:
     # Clients load weights into it.
-    return copy.deepcopy(untrained(overrides))
+    return copy.deepcopy(build_untrained(overrides))
 
 
-def strategy_of(overrides: str) -> SafeDSHB:
+def make_strategy(overrides: str) -> SafeDSHB:
     """Return the server's half of an experiment."""
-    cfg = composed(overrides)
+    cfg = compose_config(overrides)
     rule = instantiate(cfg.aggregation)
-    rates = scheduled(cfg, federation(overrides), untrained(overrides), rule)
+    rates = make_schedule(
+        cfg, load_federation(overrides), build_untrained(overrides), rule
+    )
     return SafeDSHB(
         rule,
         cfg.num_malicious_nodes,
@@ -152,7 +154,7 @@ def strategy_of(overrides: str) -> SafeDSHB:
         momentum=rates.momentum,
         output=cfg.output,
         local_steps=cfg.local_steps,
-        norm_bound=norm_bound_of(cfg, federation(overrides).sizes),
+        norm_bound=make_norm_bound(cfg, load_federation(overrides).sizes),
         evaluate_every=cfg.private_evaluation.every,
         evaluate_max_loss=cfg.private_evaluation.max_loss,
         evaluate_per_class=cfg.private_evaluation.per_class,
@@ -162,11 +164,11 @@ def strategy_of(overrides: str) -> SafeDSHB:
         seed=cfg.seed,
         checkpoint=cfg.checkpoint,
         checkpoint_every=cfg.checkpoint_every,
-        run_settings=identity(overrides),
+        run_settings=describe_identity(overrides),
     )
 
 
-def norm_bound_of(cfg: DictConfig, sizes: Iterable[int]) -> NormBound | None:
+def make_norm_bound(cfg: DictConfig, sizes: Iterable[int]) -> NormBound | None:
     """Return the bound on honest replies of nodes that hold so many examples, if any.
 
     The plans of an experiment are public: every node composes them from its overrides.
@@ -180,7 +182,7 @@ def norm_bound_of(cfg: DictConfig, sizes: Iterable[int]) -> NormBound | None:
             "with privacy.target_epsilon each node of a deployment has its own; leave "
             "one of them out"
         )
-    plans = [plans_of(cfg, size).training for size in {*sizes}]
+    plans = [make_plans(cfg, size).training for size in {*sizes}]
     if strange := {plan.sampling for plan in plans} - {"fixed", "whole", "poisson"}:
         raise SettingsError(
             f"norm_confidence={cfg.norm_confidence} needs batches whose size is known; "
@@ -198,19 +200,19 @@ def norm_bound_of(cfg: DictConfig, sizes: Iterable[int]) -> NormBound | None:
     )
 
 
-def attacked(cfg: DictConfig) -> bool:
+def is_attacked(cfg: DictConfig) -> bool:
     """Whether somebody attacks."""
     return "_target_" in cfg.attack
 
 
-def gradient_of(overrides: str) -> Callable[[Arrays], NDArray[np.float64]]:
+def make_gradient(overrides: str) -> Callable[[Arrays], NDArray[np.float64]]:
     """Return the gradient, at any model, of the loss on the adversaries' own examples.
 
     They hold copies of what honest nodes hold, as those who flip labels do. Where that
     is a lot, they use every second, third or fourth: more would tell them little more.
     """
-    cfg, data = composed(overrides), federation(overrides)
-    model = copy.deepcopy(untrained(overrides))
+    cfg, data = compose_config(overrides), load_federation(overrides)
+    model = copy.deepcopy(build_untrained(overrides))
     weights = [*trained_parameters(model).values()]
     held = [data.shards[i % len(data.shards)] for i in range(cfg.num_malicious_nodes)]
     stride = -(-sum(len(labels) for _, labels in held) // _KNOWN_EXAMPLES)
@@ -223,6 +225,6 @@ def gradient_of(overrides: str) -> Callable[[Arrays], NDArray[np.float64]]:
     return gradient
 
 
-def attack_of(cfg: DictConfig) -> Attack:
+def make_attack(cfg: DictConfig) -> Attack:
     """Return the attack of an attacked experiment."""
     return cast(Attack, instantiate(cfg.attack))

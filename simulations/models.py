@@ -71,7 +71,7 @@ class CNN(nn.Sequential):
         super().__init__(*layers, nn.Linear(4 * channels, num_outputs))
 
 
-def build(
+def build_model(
     make: Callable[..., nn.Module],
     input_shape: Sequence[int],
     num_classes: int,
@@ -136,7 +136,7 @@ def loss_and_targets(
     return nn.CrossEntropyLoss(), labels.long()
 
 
-def evaluate(model: nn.Module, examples: Examples) -> dict[str, float]:
+def evaluate_model(model: nn.Module, examples: Examples) -> dict[str, float]:
     """Return the mean loss and the accuracy on examples that are not private."""
     losses, right = _measured(model, examples)
     return {"loss": float(losses.mean()), "accuracy": float(right.float().mean())}

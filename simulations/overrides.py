@@ -27,7 +27,7 @@ CONF = next(
 
 
 @lru_cache(maxsize=8)
-def plain(overrides: str) -> str:
+def check_plain(overrides: str) -> str:
     """Return overrides that a run asks for, or refuse them.
 
     Examples
@@ -75,13 +75,13 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float)
 
 
-def items(config: object, prefix: str) -> Iterator[tuple[str, object]]:
+def list_items(config: object, prefix: str) -> Iterator[tuple[str, object]]:
     """Yield every setting of a configuration, also those of its parts, by name."""
     if isinstance(config, dict):
         for key, value in config.items():
             yield f"{prefix}{key}", value
-            yield from items(value, f"{prefix}{key}.")
+            yield from list_items(value, f"{prefix}{key}.")
     elif isinstance(config, list):
         for index, value in enumerate(config):
             yield f"{prefix}{index}", value
-            yield from items(value, f"{prefix}{index}.")
+            yield from list_items(value, f"{prefix}{index}.")

@@ -38,7 +38,7 @@ class Plans:
     charges: tuple[tuple[PrivacyPlan, int], ...]
 
 
-def plans_of(cfg: DictConfig, size: int) -> Plans:
+def make_plans(cfg: DictConfig, size: int) -> Plans:
     """Return the plans of a node that holds `size` examples.
 
     For ``privacy.target_epsilon`` each has the noise that its own size needs. Examples
@@ -87,16 +87,16 @@ def _calibrated(
 
 
 @lru_cache(maxsize=256)
-def statement(
+def state_privacy(
     charges: tuple[tuple[PrivacyPlan, int], ...], delta: float
 ) -> PrivacyStatement:
     """State the epsilon of all that a node releases."""
     return accountant.state_epsilon(charges, delta)
 
 
-def spent(cfg: DictConfig, size: int) -> float:
+def compute_spent(cfg: DictConfig, size: int) -> float:
     """Return the epsilon that a node with so many examples will have spent."""
-    return statement(plans_of(cfg, size).charges, cfg.privacy.delta).epsilon
+    return state_privacy(make_plans(cfg, size).charges, cfg.privacy.delta).epsilon
 
 
 def warn_of_small_nodes(cfg: DictConfig, sizes: Sequence[int]) -> list[str]:
@@ -106,7 +106,7 @@ def warn_of_small_nodes(cfg: DictConfig, sizes: Sequence[int]) -> list[str]:
     """
     if max(sizes) < _FAR * min(sizes) or cfg.privacy.get("target_epsilon") is not None:
         return []
-    epsilons = {size: spent(cfg, size) for size in {*sizes}}
+    epsilons = {size: compute_spent(cfg, size) for size in {*sizes}}
     usual = statistics.median(epsilons[size] for size in sizes)
     words = [
         f"the node with {size} examples spends epsilon={epsilons[size]:.3g}, and most "

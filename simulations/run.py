@@ -24,22 +24,22 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from simulations.check import check_study
-from simulations.command import alone_at, print_settings_errors
+from simulations.command import lock_path, print_settings_errors
 from simulations.config import (
     SEARCH_PATH,
     SettingsError,
-    checkpoint_of,
-    composed,
-    explained,
-    override,
-    resolved,
+    compose_config,
+    explain_errors,
+    format_override,
+    read_checkpoint_path,
+    resolve_config,
     with_published,
 )
-from simulations.engines import checked, run
-from simulations.loopback.watch import told
+from simulations.engines import check_run, run
+from simulations.loopback.watch import report_rounds
 from simulations.overrides import CONF
 from simulations.results import record
-from simulations.results.loggers import logged
+from simulations.results.loggers import log_run
 from simulations.results.report import run_page, write_joint_report
 from simulations.results.schema import RunRecord
 
@@ -62,13 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise SettingsError(f"checkpoint={models[0]} would be that of several runs")
     # A folder's name may be the time, which must not be asked twice.
     sys.argv[1:] = [*sorted(options), *with_published(overrides)]
-    sys.argv.append(override("hydra.run.dir", single))
-    sys.argv.append(override("hydra.sweep.dir", several))
-    with alone_at(several / "0" if options else models[0]):
+    sys.argv.append(format_override("hydra.run.dir", single))
+    sys.argv.append(format_override("hydra.sweep.dir", several))
+    with lock_path(several / "0" if options else models[0]):
         _job()
     found = [record.read(model.with_suffix(".json")) for model in models]
     if options and (joint := [run for run in found if run is not None]):
-        write_joint_report(several, joint)
+        write_joint_report(several / "report.html", joint)
         print(f"all runs: {several / 'results.csv'}, and report.html beside it")
     return 0
 
@@ -88,7 +88,7 @@ def _read_config_dir(arguments: Sequence[str]) -> list[str]:
 
 def jobs(overrides: Sequence[str]) -> list[list[str]]:
     """Return the overrides of each job of a multirun: all of ``a=1,2 b=3,4``."""
-    with explained():
+    with explain_errors():
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         choices = [
             [f"{one.get_key_element()}={v}" for v in one.sweep_string_iterator()]
@@ -101,7 +101,7 @@ def jobs(overrides: Sequence[str]) -> list[list[str]]:
 
 def folders_of(overrides: Sequence[str]) -> tuple[Path, Path]:
     """Return Hydra's folder of a run and of a multirun, whose names may be the time."""
-    with explained(), initialize_config_dir(str(CONF), version_base=None):
+    with explain_errors(), initialize_config_dir(str(CONF), version_base=None):
         given = with_published(overrides)
         cfg = compose("config", given, return_hydra_config=True)
         return Path(cfg.hydra.run.dir).absolute(), Path(cfg.hydra.sweep.dir).absolute()
@@ -110,11 +110,11 @@ def folders_of(overrides: Sequence[str]) -> tuple[Path, Path]:
 def _checked(overrides: Sequence[str], folder: Path) -> Path:
     """Refuse what makes no run in a folder; return where its model will be."""
     text = shlex.join(overrides)
-    model = _model(checkpoint_of(text), folder)
-    if "study" in composed(text):
+    model = _model(read_checkpoint_path(text), folder)
+    if "study" in compose_config(text):
         check_study(text)
     else:
-        checked(text, model)
+        check_run(text, model)
     return model
 
 
@@ -148,7 +148,7 @@ def _run(cfg: DictConfig) -> int:
     print(found["privacy"]["note"])
     print(f"model: {model}; results and report beside it: .json, .html")
     if "_target_" in cfg.logger:
-        print(f"log: {logged(instantiate(cfg.logger), found, model)}")
+        print(f"log: {log_run(instantiate(cfg.logger), found, model)}")
     return 0
 
 
@@ -159,16 +159,16 @@ def _model(checkpoint: str | None, folder: Path) -> Path:
 def _result(cfg: DictConfig, overrides: list[str], model: Path) -> RunRecord:
     """Run, or return what the same run has left here."""
     text, results = shlex.join(overrides), model.with_suffix(".json")
-    there, known = checked(text, model), record.read(results)
+    there, known = check_run(text, model), record.read(results)
     done = there is not None and there.step == there.num_rounds
-    if done and known is not None and known["config"] == resolved(text):
+    if done and known is not None and known["config"] == resolve_config(text):
         print(f"the same run has ended here before, in {known['seconds']:.1f} s")
         return known
     start = time.perf_counter()
     words = f"{cfg.steps} steps, engine={cfg.engine.name}"
     with (
         Console(stderr=True).status(words) as status,
-        told(lambda more: status.update(f"{words}: {more}")),
+        report_rounds(lambda more: status.update(f"{words}: {more}")),
     ):
         progress = run(overrides, model)
     found = record.record(overrides, progress, time.perf_counter() - start)

@@ -20,10 +20,12 @@ from flwr_safedshb.algorithm.schedules import Rates
 from flwr_safedshb.theory import batch_variance, effective_variance
 from simulations.data import Federation
 from simulations.models import LogisticRegression, training_loss
-from simulations.plans import plans_of
+from simulations.plans import make_plans
 
 
-def scheduled(cfg: DictConfig, data: Federation, model: nn.Module, rule: Rule) -> Rates:
+def make_schedule(
+    cfg: DictConfig, data: Federation, model: nn.Module, rule: Rule
+) -> Rates:
     """Return the schedule of a configuration; what it leaves at null is estimated."""
     estimates = {
         "smoothness": lambda: logistic_smoothness(data, model, cfg.weight_decay),
@@ -75,7 +77,7 @@ def effective_std(
             f"schedule.effective_std=null needs a rule with a spectral kappa, got "
             f"{rule}; use aggregation=smea or give it"
         )
-    plan = plans_of(cfg, min(data.sizes)).training
+    plan = make_plans(cfg, min(data.sizes)).training
     sampling = batch_variance(plan.clip_norm, plan.batch_size, max(data.sizes))
     d = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return math.sqrt(effective_variance(n, f, d, sampling, plan.noise_std, kappa))

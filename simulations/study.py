@@ -30,8 +30,8 @@ from rich.table import Table as RichTable
 
 from simulations.command import (
     Parser,
-    alone_at,
     at_least,
+    lock_path,
     print_settings_errors,
 )
 from simulations.config import SettingsError
@@ -243,7 +243,7 @@ class Study:
         work = Sweep(args.output, cases, self.measurement, tuple(args.set))
         work.check()
         console = Console()
-        with alone_at(args.output / "runs"):
+        with lock_path(args.output / "runs"):
             if not run_missing(console, work, args.workers, self.again, args.cluster):
                 return 1
             runs = Runs(work.runs())
@@ -257,7 +257,7 @@ class Study:
 
         write_csv(folder / "results.csv", runs, self.measurement)
         sections = self.sections(runs)
-        write_report(folder, self, sections, runs)
+        write_report(folder / "report.html", self, sections, runs)
         if self.question:
             console.print(self.question.strip(), highlight=False)
         for section in sections:

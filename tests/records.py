@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from hydra.utils import instantiate
 
-from simulations.config import composed, resolved
-from simulations.data import fingerprint
+from simulations.config import compose_config, resolve_config
+from simulations.data import hash_data
 from simulations.results.machine import versions
 from simulations.results.record import FORMAT
 from simulations.results.schema import RunRecord
@@ -27,8 +27,8 @@ def made_up(
             "test_loss": [0.7, 0.2], "training_loss": list(losses),
         },
         rounds={
-            "left_out": [[1], []], "excluded": {}, "kappa": [1.0] * 2,
-            "lambda_max": [1.0] * 2, "replies": [2] * 2, "skipped": [0] * 2,
+            "left_out": [[1], []], "excluded": {}, "replies": [2] * 2,
+            "skipped": [0] * 2, "metrics": {"kappa": [1.0] * 2},
         },
         returned={"accuracy": accuracy, "test_loss": 0.2},
         answers={
@@ -46,10 +46,10 @@ def made_up(
 def as_if_of(run: RunRecord, overrides: Sequence[str]) -> RunRecord:
     """Return a run that says of itself that it is what the overrides give here."""
     text = shlex.join(overrides)
-    digest = fingerprint(instantiate(composed(text).data))
+    digest = hash_data(instantiate(compose_config(text).data))
     return {
         **run,
-        "config": dict(resolved(text)),
+        "config": dict(resolve_config(text)),
         "versions": versions(),
         "data": {"sha256": digest},
     }

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from flwr_safedshb import cli
-from simulations.config import composed
+from simulations.config import compose_config
 from simulations.run import jobs
+from simulations.study import find_study
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"]
@@ -61,7 +62,14 @@ def test_a_target_of_make_is_there(line: str) -> None:
 def test_an_experiment_can_be_composed(line: str) -> None:
     words = shlex.split(line, comments=True)[3:]
     for job in jobs([word for word in words if word != "-m"]):
-        composed(shlex.join(job))
+        compose_config(shlex.join(job))
+
+
+@pytest.mark.parametrize("line", starting_with("python -m simulations.study "))
+def test_a_study_understands_its_options(line: str) -> None:
+    name, *words = shlex.split(line, comments=True)[3:]
+    if not name.startswith("own_study"):
+        find_study(name).parser().parse_args(words)
 
 
 @pytest.mark.parametrize("line", starting_with("python -m "))
@@ -69,6 +77,8 @@ def test_a_module_is_there_and_has_the_options(line: str) -> None:
     module, *words = shlex.split(line, comments=True)[2:]
     assert find_spec(module) is not None
     sources = (path.read_text() for path in (ROOT / "simulations").rglob("*.py"))
+    if module == "simulations.study":
+        return
     known = {option for text in sources for option in re.findall(r'"(--[\w-]+)"', text)}
     assert {word for word in words if word.startswith("--")} <= known | {"--help"}
 

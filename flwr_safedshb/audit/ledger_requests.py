@@ -28,7 +28,7 @@ from flwr_safedshb.audit.target_node import temporary_ledgers
 from flwr_safedshb.privacy.accounting import accountant
 from flwr_safedshb.privacy.ledger.ledger import BudgetExhausted, Ledger, LedgerError
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from flwr_safedshb.privacy.policy import NodePolicy
+from flwr_safedshb.privacy.policy import NodePolicy, get_limits
 from flwr_safedshb.privacy.samplers import load_samplers
 
 MAX_EPSILON, DELTA = 0.5, 1e-6
@@ -130,12 +130,9 @@ def least_epsilon(plan: PrivacyPlan, delta: float) -> float:
     return max(0.0, float(np.log((present[kept] - delta) / without[kept]).max()))
 
 
-# The greatest value of each rule that still means something.
-RULES = {
-    "max-epsilon": math.inf,
+# The greatest value that a rule must stay below to mean something, where it is finite.
+RULES = dict.fromkeys(get_limits(), math.inf) | {
     "delta": 1.0,
-    "min-noise-multiplier": math.inf,
-    "max-clip-norm": math.inf,
     "max-sampling-rate": math.nextafter(1.0, 2.0),
 }
 

@@ -7,7 +7,7 @@ change; a run that asks for less privacy is refused before any data are touched.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Self, get_args
 
@@ -62,10 +62,10 @@ class NodePolicy:
     require_secure_noise: bool | None = None
 
     def __post_init__(self) -> None:
-        for name, sensible in _NUMBERS.items():
+        for name, limit in _LIMITS.items():
             value = getattr(self, name)
             if value is not None:
-                number = sensible.check(_write_key(name), _parse_number(value))
+                number = limit.range.check(_write_key(name), _parse_number(value))
                 object.__setattr__(self, name, number)
         for name, words in _WORDS.items():
             value = getattr(self, name)
@@ -138,19 +138,16 @@ class NodePolicy:
         ValueError
             If the budget that is asked for makes no sense under any policy.
         """
-        for rule, asked in (
-            ("max_epsilon", max_epsilon),
-            ("delta", delta),
-            ("max_clip_norm", plan.clip_norm),
-            ("max_sampling_rate", plan.sampling_rate),
-        ):
+        budget = {"max_epsilon": max_epsilon, "delta": delta}
+        for rule, limit in _LIMITS.items():
+            asked = budget[rule] if limit.read is None else limit.read(plan)
             bound = getattr(self, rule)
-            # Written so that NaN does not pass.
-            if bound is not None and asked is not None and not asked <= bound:
+            if (
+                bound is not None
+                and asked is not None
+                and not limit.allows(asked, bound)
+            ):
                 raise _make_violation(rule, bound, asked)
-        least = self.min_noise_multiplier
-        if least is not None and not plan.noise_multiplier >= least:
-            raise _make_violation("min_noise_multiplier", least, plan.noise_multiplier)
         for rule in _WORDS:
             word, allowed = getattr(plan, rule), getattr(self, rule)
             if allowed is not None and word not in _split_words(allowed):
@@ -159,17 +156,42 @@ class NodePolicy:
             raise _make_violation("unit", str(self.unit), f"{plan.sampling} batches")
         if self.require_secure_noise and not secure_noise:
             raise _make_violation("require_secure_noise", "true", "noise from a seed")
-        for name, number in (("max_epsilon", max_epsilon), ("delta", delta)):
+        for name, number in budget.items():
             if number is not None:
-                _NUMBERS[name].check(name, number)
+                _LIMITS[name].range.check(name, number)
 
 
-_NUMBERS: Mapping[str, ranges.NumberRange] = {
-    "max_epsilon": ranges.EPSILON,
-    "delta": ranges.DELTA,
-    "min_noise_multiplier": ranges.NOISE_MULTIPLIER,
-    "max_clip_norm": ranges.CLIP_NORM,
-    "max_sampling_rate": ranges.SAMPLING_RATE,
+@dataclass(frozen=True)
+class Limit:
+    """A rule that is a number.
+
+    Attributes
+    ----------
+    range : NumberRange
+        The numbers that the rule may be set to.
+    read : callable (PrivacyPlan) -> float, optional
+        Returns the plan's number; None if the run's budget holds it.
+    is_least : bool
+        Whether the plan's number must be at least the rule's, and not at most.
+    """
+
+    range: ranges.NumberRange
+    read: Callable[[PrivacyPlan], float] | None = None
+    is_least: bool = False
+
+    def allows(self, asked: float, bound: float) -> bool:
+        """Return whether a plan's number meets a rule; NaN meets none."""
+        return asked >= bound if self.is_least else asked <= bound
+
+
+_LIMITS: Mapping[str, Limit] = {
+    "max_epsilon": Limit(ranges.EPSILON),
+    "delta": Limit(ranges.DELTA),
+    "max_clip_norm": Limit(ranges.CLIP_NORM, lambda plan: plan.clip_norm),
+    "max_sampling_rate": Limit(ranges.SAMPLING_RATE, lambda plan: plan.sampling_rate),
+    "min_noise_multiplier": Limit(
+        ranges.NOISE_MULTIPLIER, lambda plan: plan.noise_multiplier, is_least=True
+    ),
 }
 _WORDS: Mapping[str, set[str]] = {
     "sampling": set(load_samplers()),
@@ -180,6 +202,11 @@ _WORDS: Mapping[str, set[str]] = {
 def get_rule_names() -> set[str]:
     """Return the names that rules have in a node's config."""
     return {_write_key(field.name) for field in fields(NodePolicy)}
+
+
+def get_limits() -> dict[str, Limit]:
+    """Return the rules that are numbers, by their names in a node's config."""
+    return {_write_key(name): limit for name, limit in _LIMITS.items()}
 
 
 def _write_key(name: str) -> str:

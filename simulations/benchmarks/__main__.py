@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from simulations.benchmarks import history, html
-from simulations.benchmarks.result import OUT, markdown
+from simulations.benchmarks.result import OUT, format_markdown
 from simulations.benchmarks.thresholds import BENCHMARKS
 from simulations.command import Parser, prepare_folder, print_settings_errors
 from simulations.results.publish import check_page, publish
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     before = None if options.quick else history.load_last(now.machine)
     changes = history.compare_entries(before, now)
     if changes is not None:
-        console.print(Markdown(markdown("History", [changes])))
+        console.print(Markdown(format_markdown("History", [changes])))
     (options.out / PAGE).write_text(html.write_page(sections, now, changes))
     console.print(f"Written: {options.out / PAGE}", highlight=False)
     if failed := [section.name for section in sections if section.result is None]:

@@ -19,8 +19,13 @@ from threadpoolctl import threadpool_limits
 from flwr_safedshb.aggregation import SMEA, Filter
 from flwr_safedshb.aggregation.gram import gram_matrix
 from simulations.benchmarks import grid, growth, large
-from simulations.benchmarks.families import ALIE_DEVIATIONS, FAMILIES, HOSTILE, family
-from simulations.benchmarks.grid import PATIENT, Cell, Sample, read_certificate
+from simulations.benchmarks.families import (
+    ALIE_DEVIATIONS,
+    FAMILIES,
+    HOSTILE,
+    make_family,
+)
+from simulations.benchmarks.grid import PATIENT, Cell, GridSample, read_certificate
 from simulations.benchmarks.measure import (
     call_alone,
     median_in_turns,
@@ -28,7 +33,12 @@ from simulations.benchmarks.measure import (
     thread_seconds,
 )
 from simulations.benchmarks.peers import Peer, load_peers
-from simulations.benchmarks.result import Figure, Result, Table, run_benchmark
+from simulations.benchmarks.result import (
+    Measurement,
+    Result,
+    ResultTable,
+    run_benchmark,
+)
 
 SIZES = (
     *((7, 3), (10, 4), (15, 6), (20, 6), (20, 9)),
@@ -39,29 +49,20 @@ INTERPRETED = 40
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What is measured.
-
-    Attributes
-    ----------
-    cells : tuple of (n, f, d)
-    seeds : int
-        Inputs of each family in a cell; peers get the first, and there is only that
-        where the search has a time limit.
-    peer_limit : float
-        Seconds of a call above which a peer is sampled.
-    whole : bool
-        Whether the compiler, Filter, memory, hostile inputs and hundreds of vectors are
-        measured, and growth is followed to large sizes.
-    """
+class GridSettings:
+    """What is measured."""
 
     cells: tuple[Cell, ...]
+    # Inputs of each family in a cell; peers get the first, and there is only that where
+    # the search has a time limit.
     seeds: int
-    peer_limit: float
+    peer_limit: float  # seconds of a call above which a peer is sampled
+    # Whether the compiler, Filter, memory, hostile inputs and hundreds of vectors are
+    # measured, and growth is followed to large sizes.
     whole: bool
 
 
-FULL = Settings(
+FULL = GridSettings(
     cells=(
         *((n, f, 69) for n, f in SIZES),
         (20, 6, 4096),
@@ -71,7 +72,7 @@ FULL = Settings(
     peer_limit=2.0,
     whole=True,
 )
-QUICK = Settings(((7, 3, 69), (15, 6, 69), (15, 6, 4096)), 2, 0.5, whole=False)
+QUICK = GridSettings(((7, 3, 69), (15, 6, 69), (15, 6, 4096)), 2, 0.5, whole=False)
 
 
 def measure(quick: bool) -> Result:
@@ -84,7 +85,7 @@ def measure(quick: bool) -> Result:
         tables = [growth.make_table(curves)]
         figures = grid.read_figures(samples) | growth.read_figures(curves)
         compiler: dict[Cell, float] = {}
-        calls: list[large.Call] = []
+        calls: list[large.LargeCall] = []
         note = ""
         if settings.whole:
             compiler = grid.compare_compiler(
@@ -99,7 +100,7 @@ def measure(quick: bool) -> Result:
                 "Filter, n = 1,000, d = 100,000: / Gram": measure_filter(
                     1000, 100, 100_000
                 ),
-                "extra memory, n = 50, d = 10,000,000": Figure(
+                "extra memory, n = 50, d = 10,000,000": Measurement(
                     call_alone(measure_memory, 50, 10_000_000)
                 ),
             }
@@ -108,7 +109,9 @@ def measure(quick: bool) -> Result:
         tables=[*grid.make_tables(samples, compiler, note), *tables],
         figures=figures,
         costs={
-            f"SMEA ({n}, {f}), d = {d:,} / Gram": grid.ratio(group, "SMEA", "gram")
+            f"SMEA ({n}, {f}), d = {d:,} / Gram": grid.median_ratio(
+                group, "SMEA", "gram"
+            )
             for (n, f, d), group in cells.items()
         },
         raw={
@@ -121,7 +124,7 @@ def measure(quick: bool) -> Result:
     )
 
 
-def measure_grid(settings: Settings) -> list[Sample]:
+def measure_grid(settings: GridSettings) -> list[GridSample]:
     """Measure every input of the grid; peers get the first seed of each."""
     peers = load_peers()
     inputs = [
@@ -151,16 +154,16 @@ def describe_first_calls() -> str:
     )
 
 
-def measure_filter(n: int, f: int, d: int) -> Figure:
+def measure_filter(n: int, f: int, d: int) -> Measurement:
     """Return Filter's time in Gram matrices."""
-    vectors = family("alie", n, f, d, seed=4)
+    vectors = make_family("alie", n, f, d, seed=4)
     clients = [[row] for row in vectors]
     calls = {
         "Filter": lambda: Filter()(vectors, f),
         "gram": lambda: gram_matrix(clients),
     }
     seconds = median_in_turns(calls, enough=10.0, most=3)
-    return Figure(seconds["Filter"] / seconds["gram"])
+    return Measurement(seconds["Filter"] / seconds["gram"])
 
 
 def measure_memory(n: int, d: int) -> float:
@@ -168,18 +171,18 @@ def measure_memory(n: int, d: int) -> float:
 
     Every reply has four layers and memory of its own, as messages have.
     """
+    grid.compile_search()  # before the replies: what the compiler frees is for them
     rng = np.random.default_rng(0)
     quarter = d // 4
     replies = [
         [rng.standard_normal(quarter, dtype=np.float32) for _ in range(4)]
         for _ in range(n)
     ]
-    grid.compile_search()
     peak = peak_megabytes(lambda: SMEA()(replies, n // 5))
     return peak * 2**20 / (4.0 * 4 * quarter)
 
 
-def measure_hostile() -> tuple[Table, Figure]:
+def measure_hostile() -> tuple[ResultTable, Measurement]:
     """Measure inputs that were made to defeat the search, which its budget ends."""
     rows, certified = [], []
     for name, (vectors, f) in HOSTILE.items():
@@ -187,10 +190,10 @@ def measure_hostile() -> tuple[Table, Figure]:
         seconds, answer = thread_seconds(lambda p=products, f=f: SMEA().weigh(p, f))  # type: ignore[misc]
         gap, kappa = read_certificate(answer)
         certified.append(math.isfinite(kappa))
-        rows.append((name, f"{seconds:.2f}", f"{gap:.1%}", f"{kappa:.2f}"))
+        rows.append((name, seconds, gap, kappa))
     heads = ("vectors", "s", "gap", "kappa")
-    table = Table("Inputs made to defeat the search", heads, rows)
-    return table, grid.share_of(certified)
+    table = ResultTable("Inputs made to defeat the search", heads, rows)
+    return table, grid.count_share(certified)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,13 @@ from collections.abc import Mapping
 from simulations.benchmarks import deployed, steps
 from simulations.benchmarks.measure import call_alone
 from simulations.benchmarks.plots import Panel
-from simulations.benchmarks.result import Figure, Result, Table, run_benchmark
+from simulations.benchmarks.result import (
+    Measurement,
+    Result,
+    ResultTable,
+    TableRow,
+    run_benchmark,
+)
 from simulations.benchmarks.steps import OPACUS, OURS, PLAIN, SECURE, STEPS, TASKS
 
 SECONDS = {
@@ -50,11 +56,17 @@ def measure(quick: bool) -> Result:
         for name, mine in times.items()
     }
     return Result(
-        tables=[_time_table(times, ratios), _memory_table(memory), _durable(durable)],
+        tables=[
+            _time_table(times, ratios),
+            _memory_table(memory),
+            _durable_table(durable),
+        ],
         figures={
             **_time_figures(times),
             **_other_figures(memory, durable),
-            "momentum found after kill -9": Figure(survived, f"{size:,} parameters"),
+            "momentum found after kill -9": Measurement(
+                survived, f"{size:,} parameters"
+            ),
         },
         costs={f"{name} / plain SGD": mine[OURS] for name, mine in ratios.items()},
         raw={"seconds": times, "megabytes": memory, "deployed": durable},
@@ -73,43 +85,43 @@ def measure(quick: bool) -> Result:
     )
 
 
-def _time_figures(times: Measured) -> dict[str, Figure]:
+def _time_figures(times: Measured) -> dict[str, Measurement]:
     figures = {}
     for name, mine in times.items():
         if name in ("logistic", "CNN", "MLP"):
-            figures[f"{name}: ours / plain SGD"] = Figure(mine[OURS] / mine[PLAIN])
+            figures[f"{name}: ours / plain SGD"] = Measurement(mine[OURS] / mine[PLAIN])
         best = min(OPACUS, key=lambda step: mine[step])
         ratio = mine[best] / mine[OURS]
-        figures[f"{name}: Opacus / ours"] = Figure(ratio, f"best: {best}")
+        figures[f"{name}: Opacus / ours"] = Measurement(ratio, f"best: {best}")
         drawn = (mine["batch"] + mine["noise"]) / mine[SECURE]
-        figures[f"{name}: drawing"] = Figure(drawn)
+        figures[f"{name}: drawing"] = Measurement(drawn)
     return figures
 
 
-def _other_figures(memory: Measured, durable: Measured) -> dict[str, Figure]:
+def _other_figures(memory: Measured, durable: Measured) -> dict[str, Measurement]:
     ours, plain = memory[OURS], memory[PLAIN]
     allowed = 1.5 * plain["peak"] + plain["model"]
     # Small models pay for the ledger's disk.
     name, mine = list(durable.items())[-1]
     return {
-        f"{LARGE}: memory": Figure(ours["peak"] / allowed, f"{ours['peak']:.0f} MB"),
-        "deployed step / bare step": Figure(mine["deployed"] / mine["bare"], name),
-        "deployed step: memory": Figure(mine["peak"] / mine["model"], name),
+        f"{LARGE}: memory": Measurement(
+            ours["peak"] / allowed, f"{ours['peak']:.0f} MB"
+        ),
+        "deployed step / bare step": Measurement(mine["deployed"] / mine["bare"], name),
+        "deployed step: memory": Measurement(mine["peak"] / mine["model"], name),
     }
 
 
-def _time_table(times: Measured, ratios: Measured) -> Table:
-    rows = [
+def _time_table(times: Measured, ratios: Measured) -> ResultTable:
+    rows: list[TableRow] = [
         (
-            f"{name}, b = {TASKS[name].batch_size}",
-            f"{1e3 * mine[PLAIN]:.2f}",
-            *(f"{ratio:.2f}" for ratio in ratios[name].values()),
-            f"{mine['batch'] / mine[SECURE]:.1%}",
-            f"{mine['noise'] / mine[SECURE]:.1%}",
+            *(f"{name}, b = {TASKS[name].batch_size}", 1e3 * mine[PLAIN]),
+            *ratios[name].values(),
+            *(mine[drawn] / mine[SECURE] for drawn in ("batch", "noise")),
         )
         for name, mine in times.items()
     ]
-    return Table(
+    return ResultTable(
         "One step, in steps of plain SGD",
         ("model", "SGD ms", "ours", "secure", "Opacus", "ghost", "batch", "noise"),
         rows,
@@ -119,25 +131,25 @@ def _time_table(times: Measured, ratios: Measured) -> Table:
     )
 
 
-def _memory_table(memory: Measured) -> Table:
-    rows = [
-        (step, f"{mine['peak']:.0f}", f"{mine['peak'] / mine['model']:.1f}")
+def _memory_table(memory: Measured) -> ResultTable:
+    rows: list[TableRow] = [
+        (step, mine["peak"], mine["peak"] / mine["model"])
         for step, mine in memory.items()
     ]
-    return Table(f"Memory of one step of the {LARGE}", ("step", "MB", "models"), rows)
+    return ResultTable(
+        f"Memory of one step of the {LARGE}", ("step", "MB", "models"), rows
+    )
 
 
-def _durable(durable: Measured) -> Table:
-    rows = [
+def _durable_table(durable: Measured) -> ResultTable:
+    rows: list[TableRow] = [
         (
-            name,
-            f"{1e3 * mine['bare']:.1f}",
-            f"{mine['deployed'] / mine['bare']:.2f}",
-            f"{mine['peak'] / mine['model']:.1f}",
+            *(name, 1e3 * mine["bare"], mine["deployed"] / mine["bare"]),
+            mine["peak"] / mine["model"],
         )
         for name, mine in durable.items()
     ]
-    return Table(
+    return ResultTable(
         "A deployed step, with its ledger and its momentum on disk",
         ("model", "bare ms", "/ bare", "memory, models"),
         rows,

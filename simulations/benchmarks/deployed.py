@@ -49,7 +49,9 @@ def measure_step(hidden: int, enough: float, folder: str = "") -> dict[str, floa
         "delta": 1e-5,
     }
     context = Context(1, 1, config, RecordDict(), {})
-    client = SafeDSHBClient(model, task.loss, task.data(), task.plan(), context)
+    client = SafeDSHBClient(
+        model, task.loss, task.make_data(), task.make_plan(), context
+    )
     source = client.source
     theta = [p.detach().numpy().copy() for p in model.parameters()]
     size = sum(array.size for array in theta)
@@ -72,11 +74,11 @@ def measure_step(hidden: int, enough: float, folder: str = "") -> dict[str, floa
     return {**seconds, "peak": peak, "model": 4 * size / 2**20}
 
 
-def momentum_survives_kill(size: int) -> bool:
+def momentum_survives_kill(size: int, place: str = ".") -> bool:
     """Kill a process that writes momentums; return whether a whole one is there."""
     call = f"from {__name__} import write_momentums as write; import sys; "
     command = [sys.executable, "-c", call + "write(int(sys.argv[1]), sys.argv[2])"]
-    with tempfile.TemporaryDirectory(prefix="safedshb-", dir=".") as folder:
+    with tempfile.TemporaryDirectory(prefix="safedshb-", dir=place) as folder:
         command += [str(size), folder]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None

@@ -20,7 +20,12 @@ from statistics import median
 
 from simulations.benchmarks.federated import FEDAVG, OURS
 from simulations.benchmarks.lower_bound import measure_lower_bound
-from simulations.benchmarks.result import Figure, Result, Table, run_benchmark
+from simulations.benchmarks.result import (
+    Measurement,
+    Result,
+    ResultTable,
+    run_benchmark,
+)
 from simulations.loopback import Deployment, free_port, toml
 from simulations.loopback.processes import Value
 
@@ -87,37 +92,24 @@ KINDS: Mapping[str, type[OurDeployment | FlowerDeployment]] = {
 
 
 @dataclass(frozen=True)
-class RoundCost:
-    """What a federation took, after its first rounds.
+class FederationCost:
+    """What a federation took, after its first rounds."""
 
-    Attributes
-    ----------
-    first : float
-        Seconds until the end of the first round.
-    round : float
-        Median seconds of a round.
-    message : float
-        Processor seconds that a node spends on a message.
-    memory : float
-        MB of a node, shared pages shared out.
-    """
-
-    first: float
-    round: float
-    message: float
-    memory: float
+    round: float  # median seconds
+    message: float  # processor seconds that a node spends on a message
+    memory: float  # MB of a node, shared pages shared out
 
 
 @dataclass(frozen=True)
-class Row:
+class FederationRow:
     """One cell: the lower bound of a round in seconds, ours, and Flower's own."""
 
     lower_bound: float
-    ours: RoundCost
-    flower: RoundCost
+    ours: FederationCost
+    flower: FederationCost
 
 
-def measure_row(nodes: int, hidden: int, rounds: int) -> Row:
+def measure_row(nodes: int, hidden: int, rounds: int) -> FederationRow:
     """Measure the lower bound, ours, then Flower's own, on the same machine."""
     with tempfile.TemporaryDirectory(prefix="safedshb-") as scratch:
         folder = Path(scratch)
@@ -126,7 +118,7 @@ def measure_row(nodes: int, hidden: int, rounds: int) -> Row:
             measure_federation(kind, folder / name, nodes, hidden, rounds)
             for name, kind in KINDS.items()
         )
-    return Row(bound, ours, flower)
+    return FederationRow(bound, ours, flower)
 
 
 def measure_federation(
@@ -135,7 +127,7 @@ def measure_federation(
     num_nodes: int,
     hidden: int,
     rounds: int,
-) -> RoundCost:
+) -> FederationCost:
     """Run a federation with TLS and node keys, and measure it."""
     config = {"max-epsilon": 1e6, "delta": 1e-5} if kind is OurDeployment else {}
     trace = folder / "trace"
@@ -158,8 +150,7 @@ def measure_federation(
     times = [float(line) for line in trace.read_text().split()]
     lengths = [end - begin for begin, end in pairwise(times)]
     messages = num_nodes * (rounds - LOADING)
-    return RoundCost(
-        first=lengths[0],
+    return FederationCost(
         round=median(lengths[LOADING:]),
         message=(after - before) / messages,
         memory=memory,
@@ -209,10 +200,10 @@ def measure(quick: bool) -> Result:
     return Result(
         tables=[_make_table(rows)],
         figures={
-            "Flower's round / ours, 4 nodes, d = 69": Figure(
+            "Flower's round / ours, 4 nodes, d = 69": Measurement(
                 first.flower.round / first.ours.round
             ),
-            "processor time of a message": Figure(first.ours.message),
+            "processor time of a message": Measurement(first.ours.message),
         },
         costs={
             "round, ours / Flower": first.ours.round / first.flower.round,
@@ -225,8 +216,8 @@ def measure(quick: bool) -> Result:
     )
 
 
-def _make_table(rows: Mapping[Cell, Row]) -> Table:
-    return Table(
+def _make_table(rows: Mapping[Cell, FederationRow]) -> ResultTable:
+    return ResultTable(
         "A round, with TLS and node keys",
         (
             *("nodes", "d", "bound", "ours", "Flower", "times"),
@@ -234,11 +225,11 @@ def _make_table(rows: Mapping[Cell, Row]) -> Table:
         ),
         [
             (
-                *(str(nodes), SIZES[hidden], f"{row.lower_bound:.3f}"),
-                *(f"{row.ours.round:.2f}", f"{row.flower.round:.2f}"),
-                f"{row.flower.round / row.ours.round:.1f}",
-                *(f"{row.ours.message:.2f}", f"{row.flower.message:.2f}"),
-                *(f"{row.ours.memory:.0f}", f"{row.flower.memory:.0f}"),
+                *(nodes, SIZES[hidden], row.lower_bound),
+                *(row.ours.round, row.flower.round),
+                row.flower.round / row.ours.round,
+                *(row.ours.message, row.flower.message),
+                *(row.ours.memory, row.flower.memory),
             )
             for (nodes, hidden), row in rows.items()
         ],

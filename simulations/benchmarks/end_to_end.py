@@ -21,7 +21,7 @@ from simulations.app import make_client_app
 from simulations.benchmarks.measure import fit_exponent, resident_kilobytes
 from simulations.benchmarks.peers import byzfl_round
 from simulations.benchmarks.plots import Panel
-from simulations.benchmarks.result import Figure, Result, run_benchmark
+from simulations.benchmarks.result import Measurement, Result, run_benchmark
 from simulations.benchmarks.rounds import (
     Marks,
     RoundCost,
@@ -75,12 +75,12 @@ def measure(quick: bool) -> Result:
     if find_spec("byzfl") is not None:
         loops.append(measure_byzfl(max(6, rounds // 3)))
         ratio = loops[-1].seconds / batched.seconds
-        figures["ByzFL / batched, with privacy"] = Figure(ratio)
+        figures["ByzFL / batched, with privacy"] = Measurement(ratio)
     grown = [measure_federation(nodes, 6 if quick else 20) for nodes in sizes]
     times = [cost.seconds for cost in grown]
     figures |= {
-        "growth of a round: exponent of n": Figure(fit_exponent(sizes, times)),
-        "growth of memory": Figure(batched.kilobytes),
+        "growth of a round: exponent of n": Measurement(fit_exponent(sizes, times)),
+        "growth of memory": Measurement(batched.kilobytes),
     }
     title = "One round, f = n/5, Filter, d = 69"
     words = "By the processor's time."

@@ -22,7 +22,7 @@ from flwr_safedshb.simulation.batched import BatchedGrid
 from flwr_safedshb.simulation.in_process import InProcessGrid
 from simulations.app import make_client_app
 from simulations.benchmarks.plots import Panel
-from simulations.benchmarks.result import Figure, Result, run_benchmark
+from simulations.benchmarks.result import Measurement, Result, run_benchmark
 from simulations.benchmarks.rounds import (
     Marks,
     RoundCost,
@@ -31,7 +31,7 @@ from simulations.benchmarks.rounds import (
     train,
 )
 from simulations.engines import simulate
-from simulations.experiment import untrained
+from simulations.experiment import build_untrained
 
 NODES, MALICIOUS = 7, 3
 OVERRIDES = f"num_nodes={NODES} num_malicious_nodes={MALICIOUS}"
@@ -83,7 +83,9 @@ def measure_overhead(calls: int) -> float:
         return Message(RecordDict(records), reply_to=message)
 
     grid = InProcessGrid(app, 1)
-    content = RecordDict({"arrays": ArrayRecord(untrained(OVERRIDES).state_dict())})
+    content = RecordDict(
+        {"arrays": ArrayRecord(build_untrained(OVERRIDES).state_dict())}
+    )
     message = Message(content, grid.get_node_ids()[0], "train")
     context = grid.server_context()
     through, direct = [], []
@@ -114,9 +116,9 @@ def measure(quick: bool) -> Result:
     return Result(
         tables=[make_table(title, turns, "By a clock on the wall.")],
         figures={
-            "overhead of the grid": Figure(overhead),
+            "overhead of the grid": Measurement(overhead),
             **{
-                f"{ray} / {mine}": Figure(typical[ray] / typical[mine])
+                f"{ray} / {mine}": Measurement(typical[ray] / typical[mine])
                 for ray in RAY
                 for mine in GRIDS
             },

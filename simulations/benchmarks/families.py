@@ -14,7 +14,7 @@ FAMILIES = ("alie", "sign-flip", "isotropic", "heterogeneous")
 ALIE_DEVIATIONS = (0.25, 0.5, 0.75, 1.0, 1.5)
 
 
-def family(name: str, n: int, f: int, d: int, seed: int) -> Vectors:
+def make_family(name: str, n: int, f: int, d: int, seed: int) -> Vectors:
     """Return n vectors of dimension d, the first f of them hostile if any is.
 
     Parameters
@@ -46,13 +46,13 @@ def family(name: str, n: int, f: int, d: int, seed: int) -> Vectors:
     return vectors
 
 
-def circle(n: int) -> Vectors:
+def make_circle(n: int) -> Vectors:
     """Return n points on a circle, (n, 2): many subsets are nearly as good."""
     angles = 2.0 * np.pi * np.arange(n) / n
     return np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
 
 
-def clustered(n: int, d: int, seed: int) -> Vectors:
+def make_clusters(n: int, d: int, seed: int) -> Vectors:
     """Return n vectors, (n, d), in two clusters far from each other."""
     rng = np.random.default_rng([seed, len(FAMILIES)])
     vectors = rng.standard_normal((n, d), dtype=np.float32)
@@ -60,16 +60,16 @@ def clustered(n: int, d: int, seed: int) -> Vectors:
     return vectors
 
 
-def simplices(corners: int, copies: int) -> Vectors:
+def make_simplices(corners: int, copies: int) -> Vectors:
     """Return the corners of a simplex several times: many subsets tie."""
     return np.repeat(np.eye(corners, dtype=np.float32), copies, axis=0)
 
 
 # Name to vectors and f.
 HOSTILE: dict[str, tuple[Vectors, int]] = {
-    "circle (40, 15)": (circle(40), 15),
-    "circle (60, 12)": (circle(60), 12),
-    "20 corners x 2 (40, 15)": (simplices(20, 2), 15),
-    "10 corners x 4 (40, 15)": (simplices(10, 4), 15),
-    "20 corners x 3 (60, 12)": (simplices(20, 3), 12),
+    "circle (40, 15)": (make_circle(40), 15),
+    "circle (60, 12)": (make_circle(60), 12),
+    "20 corners x 2 (40, 15)": (make_simplices(20, 2), 15),
+    "10 corners x 4 (40, 15)": (make_simplices(10, 4), 15),
+    "20 corners x 3 (60, 12)": (make_simplices(20, 3), 12),
 }

@@ -13,7 +13,12 @@ import numpy as np
 from flwr_safedshb.aggregation import SMEA, Weighing
 from flwr_safedshb.aggregation.gram import gram_matrix
 from flwr_safedshb.aggregation.rule import check_vectors
-from simulations.benchmarks.families import ALIE_DEVIATIONS, FAMILIES, Vectors, family
+from simulations.benchmarks.families import (
+    ALIE_DEVIATIONS,
+    FAMILIES,
+    Vectors,
+    make_family,
+)
 from simulations.benchmarks.measure import (
     call_alone,
     median_in_turns,
@@ -22,7 +27,12 @@ from simulations.benchmarks.measure import (
 )
 from simulations.benchmarks.peers import PEERS, Peer, Price, measure_price
 from simulations.benchmarks.plots import EXTRAPOLATED, Panel
-from simulations.benchmarks.result import Figure, Table, format_short
+from simulations.benchmarks.result import (
+    Measurement,
+    ResultTable,
+    TableRow,
+    format_cell,
+)
 
 Cell = tuple[int, int, int]
 K = TypeVar("K", bound=Hashable)
@@ -35,33 +45,21 @@ WIDE = 100_000
 
 
 @dataclass(frozen=True)
-class Sample:
+class GridSample:
     """What was measured on one input.
 
-    Attributes
-    ----------
-    cell : n, f and d
-    family : str
-    seed : int
-    seconds : dict
-        Medians of "SMEA" (checks, Gram matrix, search, mean), "gram" (its Gram matrix),
-        "BLAS" (the product alone, of an array that is float64 already), "eigvalsh" (of
-        one n x n matrix).
-    gap : float
-        lambda_max of the answer over its proven lower bound, minus 1: 0 is exact.
-    kappa : float
-        Certified constant of the answer.
-    prices : dict of name to Price
-        What peers cost, if they were asked.
+    `seconds` has medians of "SMEA" (checks, Gram matrix, search, mean), "gram" (its
+    Gram matrix), "BLAS" (the product alone, of an array that is float64 already) and
+    "eigvalsh" (of one n x n matrix).
     """
 
     cell: Cell
     family: str
     seed: int
     seconds: dict[str, float]
-    gap: float
-    kappa: float
-    prices: dict[str, Price] = field(default_factory=dict)
+    gap: float  # lambda_max over its proven lower bound, minus 1: 0 is exact
+    kappa: float  # certified
+    prices: dict[str, Price] = field(default_factory=dict)  # of peers that were asked
 
 
 def make_rule(n: int) -> SMEA:
@@ -71,10 +69,10 @@ def make_rule(n: int) -> SMEA:
 
 def measure_sample(
     cell: Cell, name: str, seed: int, peers: Mapping[str, Peer], limit: float
-) -> Sample:
+) -> GridSample:
     """Measure one input of a family; `limit`: see `measure_price`."""
     n, f, d = cell
-    vectors = family(name, n, f, d, seed)
+    vectors = make_family(name, n, f, d, seed)
     calls, answers = _make_calls(vectors, f)
     turns = time_in_turns(calls, ENOUGH, MOST)
     answer = answers[-1]
@@ -89,7 +87,7 @@ def measure_sample(
         for key, seconds in time_in_turns(calls, ENOUGH, MOST).items():
             turns[key] += seconds
     medians = {key: median(seconds) for key, seconds in turns.items()}
-    return Sample(cell, name, seed, medians, *read_certificate(answer), prices)
+    return GridSample(cell, name, seed, medians, *read_certificate(answer), prices)
 
 
 def _make_calls(
@@ -128,7 +126,7 @@ def read_certificate(answer: Weighing) -> tuple[float, float]:
 
 def compile_search() -> float:
     """Return the seconds of a first call that searches; later ones have it compiled."""
-    vectors = family(FAMILIES[0], 15, 6, 20, 0)
+    vectors = make_family(FAMILIES[0], 15, 6, 20, 0)
     return thread_seconds(lambda: SMEA()(vectors, 6))[0]
 
 
@@ -137,7 +135,7 @@ def time_cells(cells: Sequence[Sequence[int]]) -> list[float]:
     compile_search()
     medians = []
     for n, f, d in cells:
-        rule, vectors = make_rule(n), family("isotropic", n, f, d, seed=0)
+        rule, vectors = make_rule(n), make_family("isotropic", n, f, d, seed=0)
 
         def call(rule: SMEA = rule, vectors: Vectors = vectors, f: int = f) -> object:
             return rule(vectors, f)
@@ -159,67 +157,69 @@ def compare_compiler(cells: Sequence[Cell]) -> dict[Cell, float]:
 
 
 def group_by(
-    samples: Iterable[Sample], key: Callable[[Sample], K]
-) -> dict[K, list[Sample]]:
+    samples: Iterable[GridSample], key: Callable[[GridSample], K]
+) -> dict[K, list[GridSample]]:
     """Group samples by key, in the order of their first."""
-    groups: dict[K, list[Sample]] = {}
+    groups: dict[K, list[GridSample]] = {}
     for sample in samples:
         groups.setdefault(key(sample), []).append(sample)
     return groups
 
 
-def ratio(samples: Iterable[Sample], above: str, below: str) -> float:
+def median_ratio(samples: Iterable[GridSample], above: str, below: str) -> float:
     """Return the median over inputs of the ratio of two times of the same turns."""
     return median(s.seconds[above] / s.seconds[below] for s in samples)
 
 
-def speedup(samples: Iterable[Sample], peer: str) -> Figure | None:
+def median_speedup(samples: Iterable[GridSample], peer: str) -> Measurement | None:
     """Return how many times longer a peer takes, as the median over its inputs."""
     asked = [s for s in samples if peer in s.prices]
     if not asked:
         return None
     extrapolated = any(s.prices[peer].extrapolated for s in asked)
     value = median(s.prices[peer].seconds / s.seconds["SMEA"] for s in asked)
-    return Figure(value, "extrapolated" if extrapolated else "whole calls")
+    return Measurement(value, "extrapolated" if extrapolated else "whole calls")
 
 
-def count_best(samples: Iterable[Sample], peer: str) -> tuple[int, int]:
+def count_best(samples: Iterable[GridSample], peer: str) -> tuple[int, int]:
     """Return how often a peer gave SMEA's answer, and how many whole calls it had."""
     found = [s.prices[peer].found for s in samples if peer in s.prices]
     return found.count(True), len(found) - found.count(None)
 
 
-def share_of(holds: Sequence[bool], note: str = "") -> Figure:
+def count_share(holds: Sequence[bool], note: str = "") -> Measurement:
     """Return the share of what holds; its note starts with the counts."""
     counts = f"{sum(holds)} of {len(holds)}"
     share = sum(holds) / len(holds)
-    return Figure(share, f"{counts}, {note}" if note else counts)
+    return Measurement(share, f"{counts}, {note}" if note else counts)
 
 
-def read_figures(samples: Sequence[Sample]) -> dict[str, Figure]:
+def read_figures(samples: Sequence[GridSample]) -> dict[str, Measurement]:
     """Return the figures that thresholds bound, for which there are samples."""
-    figures: dict[str, Figure] = {}
+    figures: dict[str, Measurement] = {}
     by_cell = group_by(samples, lambda s: s.cell)
     for peer, d in (("ByzFL", 69), ("ByzFL", WIDE), ("ByzPy", 4096)):
-        if found := speedup(by_cell.get((20, 6, d), []), peer):
+        if found := median_speedup(by_cell.get((20, 6, d), []), peer):
             figures[f"(20, 6), d = {d:,}: {peer} / SMEA"] = found
     small = [s for s in samples if s.cell[0] <= 30 and s.cell[2] == WIDE]
     if small:
         groups = group_by(small, lambda s: f"({s.cell[0]}, {s.cell[1]}) {s.family}")
-        worst = max(groups, key=lambda where: ratio(groups[where], "SMEA", "gram"))
-        blas = format_short(ratio(groups[worst], "SMEA", "BLAS"))
-        figures["n <= 30, d = 100,000: SMEA / Gram"] = Figure(
-            ratio(groups[worst], "SMEA", "gram"), f"worst: {worst}, {blas} BLAS"
+        worst = max(
+            groups, key=lambda where: median_ratio(groups[where], "SMEA", "gram")
+        )
+        blas = format_cell(median_ratio(groups[worst], "SMEA", "BLAS"))
+        figures["n <= 30, d = 100,000: SMEA / Gram"] = Measurement(
+            median_ratio(groups[worst], "SMEA", "gram"), f"worst: {worst}, {blas} BLAS"
         )
     exact = [s for s in samples if s.cell[:2] == (50, 10)]
     for (d, name), group in group_by(exact, lambda s: (s.cell[2], s.family)).items():
         longest = max(s.seconds["SMEA"] / s.seconds["eigvalsh"] for s in group)
-        figures[f"(50, 10), d = {d:,}, {name}: SMEA / eigvalsh"] = Figure(
-            ratio(group, "SMEA", "eigvalsh"), f"max {format_short(longest)}"
+        figures[f"(50, 10), d = {d:,}, {name}: SMEA / eigvalsh"] = Measurement(
+            median_ratio(group, "SMEA", "eigvalsh"), f"max {format_cell(longest)}"
         )
     if exact:
         gap = max(s.gap for s in exact)
-        figures["(50, 10): answers that are exact"] = share_of(
+        figures["(50, 10): answers that are exact"] = count_share(
             [s.gap == 0.0 for s in exact], f"gap {gap:.1%}"
         )
     patient = [s for s in samples if s.cell[:2] == (100, 10)]
@@ -230,12 +230,12 @@ def read_figures(samples: Sequence[Sample]) -> dict[str, Figure]:
             f"kappa {max(s.kappa for s in patient):.3f}, "
             f"{max(s.seconds['SMEA'] for s in patient):.1f} s"
         )
-        figures["(100, 10) in 10 s: certified answers"] = share_of(
+        figures["(100, 10) in 10 s: certified answers"] = count_share(
             [math.isfinite(s.kappa) for s in patient], note
         )
     hits, runs = count_best(samples, "brute force")
     if runs:
-        figures["same subset as brute force"] = share_of(
+        figures["same subset as brute force"] = count_share(
             [True] * hits + [False] * (runs - hits)
         )
     return figures
@@ -245,8 +245,8 @@ def read_figures(samples: Sequence[Sample]) -> dict[str, Figure]:
 
 
 def make_tables(
-    samples: Sequence[Sample], compiler: Mapping[Cell, float], note: str
-) -> list[Table]:
+    samples: Sequence[GridSample], compiler: Mapping[Cell, float], note: str
+) -> list[ResultTable]:
     """Return times and ratios, a table for each dimension; the last one explains."""
     heads = ("n, f", "subsets", "ms", "max", "/ Gram", "/ BLAS", "numpy", *PEERS)
     tables = []
@@ -256,33 +256,31 @@ def make_tables(
             for cell, inputs in group_by(group, lambda s: s.cell).items()
         ]
         title = f"One call of SMEA, d = {d:,}, and how many times longer others take"
-        tables.append(Table(title, heads, rows))
+        tables.append(ResultTable(title, heads, rows))
     last = tables[-1]
     caption = f"{_make_caption(samples)}{note}"
-    return [*tables[:-1], Table(last.title, heads, last.rows, caption)]
+    return [*tables[:-1], ResultTable(last.title, heads, last.rows, caption)]
 
 
-def _make_row(cell: Cell, group: Sequence[Sample], compiler: float | None) -> list[str]:
+def _make_row(
+    cell: Cell, group: Sequence[GridSample], compiler: float | None
+) -> TableRow:
     n, f, _ = cell
     seconds = [s.seconds["SMEA"] for s in group]
-    peers = [speedup(group, peer) for peer in PEERS]
+    prices = [median_speedup(group, peer) for peer in PEERS]
     return [
-        f"{n}, {f}",
-        format_short(math.comb(n, f)),
-        *(format_short(1e3 * value) for value in (median(seconds), max(seconds))),
-        *(format_short(ratio(group, "SMEA", floor)) for floor in ("gram", "BLAS")),
-        "" if compiler is None else format_short(compiler),
-        *(
-            "absent"
-            if found is None
-            else ("~" if found.note == "extrapolated" else "")
-            + format_short(found.value)
-            for found in peers
-        ),
+        *(f"{n}, {f}", math.comb(n, f), 1e3 * median(seconds), 1e3 * max(seconds)),
+        *(median_ratio(group, "SMEA", floor) for floor in ("gram", "BLAS")),
+        compiler,
+        *("absent" if price is None else _describe_price(price) for price in prices),
     ]
 
 
-def _make_caption(samples: Sequence[Sample]) -> str:
+def _describe_price(price: Measurement) -> str:
+    return ("~" if price.note == "extrapolated" else "") + format_cell(price.value)
+
+
+def _make_caption(samples: Sequence[GridSample]) -> str:
     families, deviations = ", ".join(FAMILIES), ", ".join(map(str, ALIE_DEVIATIONS))
     counts = ((peer, *count_best(samples, peer)) for peer in PEERS)
     best = ", ".join(f"{peer} {hits} of {runs}" for peer, hits, runs in counts if runs)
@@ -299,7 +297,7 @@ def _make_caption(samples: Sequence[Sample]) -> str:
     )
 
 
-def make_panels(samples: Sequence[Sample]) -> list[Panel]:
+def make_panels(samples: Sequence[GridSample]) -> list[Panel]:
     """Return time against size, one panel for each dimension with several sizes."""
     panels = []
     for d, group in group_by(samples, lambda s: s.cell[2]).items():

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from simulations.benchmarks.result import Table
+from simulations.benchmarks.result import ResultTable
 from simulations.results.machine import machine
 
 PATH = Path(__file__).with_name("history.jsonl")
@@ -65,7 +65,7 @@ def load_last(machine: str) -> Entry | None:
     return next((entry for entry in entries if entry.machine == machine), None)
 
 
-def compare_entries(before: Entry | None, now: Entry) -> Table | None:
+def compare_entries(before: Entry | None, now: Entry) -> ResultTable | None:
     """Return what has changed since an entry, or None if there is none."""
     if before is None:
         return None
@@ -75,7 +75,7 @@ def compare_entries(before: Entry | None, now: Entry) -> Table | None:
         for name, cost in costs.items()
         if (old := before.costs.get(benchmark, {}).get(name))
     ]
-    return Table(
+    return ResultTable(
         f"Against the last record of this machine: {before.version} "
         f"({before.commit}), {before.date}",
         ("figure", "then", "now", "change"),

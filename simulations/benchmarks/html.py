@@ -6,15 +6,15 @@ import base64
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TypedDict
 
 from simulations.benchmarks.history import Entry
 from simulations.benchmarks.result import (
     MET,
     NOT_MEASURED,
-    Table,
-    markdown,
+    THRESHOLD_HEADS,
+    ResultTable,
+    format_markdown,
 )
 from simulations.results import page
 
@@ -42,79 +42,59 @@ class Section:
         return {} if self.result is None else self.result["costs"]
 
     @property
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[ResultTable]:
         """What was measured, and the thresholds."""
         found = [] if self.result is None else self.result["tables"]
-        return [Table(**table) for table in found]  # type: ignore[arg-type]  # JSON
+        return [ResultTable(**table) for table in found]  # type: ignore[arg-type]  # JSON
 
 
-def write_page(sections: Sequence[Section], now: Entry, changes: Table | None) -> str:
-    """Return the page in HTML: the thresholds first, then every benchmark."""
+def write_markdown(sections: Sequence[Section], now: Entry) -> str:
+    """Return a run for the documentation: the thresholds first, and no pictures."""
+    return "\n\n".join([_summarize(sections, now), *map(_describe, sections)])
+
+
+def write_page(
+    sections: Sequence[Section], now: Entry, changes: ResultTable | None
+) -> str:
+    """Return the same as a page that loads nothing, with pictures and the history."""
+    blocks = ["# Benchmarks", _summarize(sections, now)]
+    if changes is not None:
+        blocks.append(format_markdown("History", [changes]))
+    for section in sections:
+        blocks.append(_describe(section))
+        if section.picture is not None:
+            data = base64.b64encode(section.picture).decode()
+            blocks.append(f"![{section.name}](data:image/png;base64,{data})")
+    body = page.markdown("\n\n".join(blocks))
+    body = body.replace("<table>", '<div class="scroll"><table>')
+    return page.whole("Benchmarks", [body.replace("</table>", "</table></div>")])
+
+
+def _summarize(sections: Sequence[Section], now: Entry) -> str:
     rows = [
         (section.name, *row)
         for section in sections
         for row in (section.tables[-1].rows if section.tables else ())
     ]
-    heads = ("benchmark", "threshold", "measured", "bound", "verdict", "note")
-    body = ["<h1>Benchmarks</h1>", page.cards(_facts(sections, now))]
-    body += ["<h2>Thresholds</h2>", page.table(heads, rows)]
-    if changes is not None:
-        body += ["<h2>History</h2>", _table_html(changes)]
-    for section in sections:
-        body += _section_html(section)
-    return page.whole("Benchmarks", body)
-
-
-def write_markdown(sections: Sequence[Section], now: Entry) -> str:
-    """Return the same for a page of the documentation, without the pictures."""
-    facts = (f"{name}: {value}" for name, value in _facts(sections, now).items())
-    return "\n\n".join(
-        [
-            f"{'; '.join(facts)}.",
-            *(
-                markdown(section.result["title"], section.tables, _words(section))
-                for section in sections
-                if section.result is not None
-            ),
-        ]
-    )
-
-
-def _words(section: Section) -> str:
-    command = f"python -m simulations.benchmarks.{section.name}"
-    return f"`{command}`, {section.seconds:.0f} s"
-
-
-def _facts(sections: Sequence[Section], now: Entry) -> dict[str, str]:
-    tables = [section.tables[-1] for section in sections if section.tables]
-    verdicts = Counter(row[3] for table in tables for row in table.rows)
-    measured = verdicts.total() - verdicts[NOT_MEASURED]
-    return {
-        "thresholds met": f"{verdicts[MET]} of {measured}",
+    verdicts = Counter(row[4] for row in rows)
+    facts = {
+        "thresholds met": f"{verdicts[MET]} of {len(rows) - verdicts[NOT_MEASURED]}",
         "version": f"{now.version} ({now.commit})",
         "date (UTC)": now.date,
         "machine": now.machine,
         "load at the end": f"{now.load:.1f}",
         "minutes in all": f"{sum(s.seconds for s in sections) / 60:.1f}",
     }
+    words = "; ".join(f"{name}: {value}" for name, value in facts.items())
+    table = ResultTable("All benchmarks", ("benchmark", *THRESHOLD_HEADS), rows)
+    return format_markdown("Thresholds", [table], f"{words}.")
 
 
-def _section_html(section: Section) -> list[str]:
+def _describe(section: Section) -> str:
     if section.result is None:
-        words = f"{section.name} failed; the terminal says why."
-        return [
-            f"<h2>{escape(section.name)}</h2>",
-            f'<p class="warning">{escape(words)}</p>',
-        ]
-    title = escape(section.result["title"])
-    parts = [f"<h2>{title}</h2>", f"<p>{escape(_words(section))}</p>"]
-    if section.picture is not None:
-        data = base64.b64encode(section.picture).decode()
-        parts.append(f'<img alt="{title}" src="data:image/png;base64,{data}">')
-    return [*parts, *map(_table_html, section.tables[:-1])]
-
-
-def _table_html(table: Table) -> str:
-    caption = f'<p class="notes">{escape(table.caption)}</p>' if table.caption else ""
-    rows = page.table(table.heads, table.rows)
-    return f"<h3>{escape(table.title)}</h3>{rows}{caption}"
+        return (
+            f"### {section.name}\n\n**{section.name} failed; the terminal says why.**"
+        )
+    command = f"python -m simulations.benchmarks.{section.name}"
+    words = f"`{command}`, {section.seconds:.0f} s"
+    return format_markdown(section.result["title"], section.tables[:-1], words)

@@ -19,10 +19,15 @@ from flwr_safedshb.aggregation.gram import gram_matrix
 from flwr_safedshb.aggregation.rule import FloatArray, Weighing
 from flwr_safedshb.aggregation.scatter import scatter_lambda, squared_distances
 from flwr_safedshb.theory import kappa_smea
-from simulations.benchmarks.families import Vectors, circle, clustered, family
-from simulations.benchmarks.grid import read_certificate, share_of
+from simulations.benchmarks.families import (
+    Vectors,
+    make_circle,
+    make_clusters,
+    make_family,
+)
+from simulations.benchmarks.grid import count_share, read_certificate
 from simulations.benchmarks.measure import thread_seconds
-from simulations.benchmarks.result import Figure, Table
+from simulations.benchmarks.result import Measurement, ResultTable
 
 REFERENCE = (100, 10)
 SIZES = (128, 200, 256, 300, 500, 1000)
@@ -30,9 +35,9 @@ SIZES = (128, 200, 256, 300, 500, 1000)
 OTHERS = 4
 
 INPUTS: dict[str, Callable[[int, int], Vectors]] = {
-    "isotropic": lambda n, f: family("isotropic", n, f, 69, 0),
-    "circle": lambda n, f: circle(n),
-    "clustered": lambda n, f: clustered(n, 69, 0),
+    "isotropic": lambda n, f: make_family("isotropic", n, f, 69, 0),
+    "circle": lambda n, f: make_circle(n),
+    "clustered": lambda n, f: make_clusters(n, 69, 0),
 }
 SHARES: dict[str, Callable[[int], int]] = {
     "n/10": lambda n: n // 10,
@@ -42,7 +47,7 @@ SHARES: dict[str, Callable[[int], int]] = {
 
 
 @dataclass(frozen=True)
-class Call:
+class LargeCall:
     """A default call and its certificate.
 
     `name` and `share` are of `INPUTS` and `SHARES`; `seconds` are the processor's,
@@ -59,13 +64,13 @@ class Call:
     true: bool
 
 
-def measure_call(name: str, share: str, n: int, f: int) -> Call:
+def measure_call(name: str, share: str, n: int, f: int) -> LargeCall:
     """Make one default call."""
     products = gram_matrix([[row] for row in INPUTS[name](n, f)])
     seconds, answer = thread_seconds(lambda: SMEA().weigh(products, f))
     gap, kappa = read_certificate(answer)
     true = is_true(products, answer, gap, kappa)
-    return Call(name, share, n, f, seconds, gap, kappa, true)
+    return LargeCall(name, share, n, f, seconds, gap, kappa, true)
 
 
 def is_true(products: FloatArray, answer: Weighing, gap: float, kappa: float) -> bool:
@@ -92,7 +97,7 @@ def is_true(products: FloatArray, answer: Weighing, gap: float, kappa: float) ->
     )
 
 
-def measure_calls(sizes: Sequence[int] = SIZES) -> list[Call]:
+def measure_calls(sizes: Sequence[int] = SIZES) -> list[LargeCall]:
     """Make the reference call, first and last, and every other one between."""
     reference = ("isotropic", "n/10", *REFERENCE)
     first = measure_call(*reference)
@@ -105,19 +110,19 @@ def measure_calls(sizes: Sequence[int] = SIZES) -> list[Call]:
     return [first, *between, measure_call(*reference)]
 
 
-def _reference_seconds(calls: Sequence[Call]) -> float:
+def _reference_seconds(calls: Sequence[LargeCall]) -> float:
     return mean([calls[0].seconds, calls[-1].seconds])
 
 
-def _group_lines(calls: Sequence[Call]) -> dict[tuple[str, str], list[Call]]:
+def _group_lines(calls: Sequence[LargeCall]) -> dict[tuple[str, str], list[LargeCall]]:
     """Return the calls on one kind of input, by growing n."""
-    lines: dict[tuple[str, str], list[Call]] = {}
+    lines: dict[tuple[str, str], list[LargeCall]] = {}
     for call in sorted(calls[1:-1], key=lambda call: call.n):
         lines.setdefault((call.name, call.share), []).append(call)
     return lines
 
 
-def make_table(calls: Sequence[Call]) -> Table:
+def make_table(calls: Sequence[LargeCall]) -> ResultTable:
     """Return every call in calls at `REFERENCE`, and its gap."""
     unit = _reference_seconds(calls)
     lines = _group_lines(calls)
@@ -126,7 +131,7 @@ def make_table(calls: Sequence[Call]) -> Table:
         (*kind, *(f"{call.seconds / unit:.2f}, {call.gap:.0%}" for call in line))
         for kind, line in lines.items()
     ]
-    return Table(
+    return ResultTable(
         "Default calls of SMEA on many vectors",
         ("vectors", "f", *(f"n = {n:,}" for n in sizes)),
         rows,
@@ -135,7 +140,7 @@ def make_table(calls: Sequence[Call]) -> Table:
     )
 
 
-def read_figures(calls: Sequence[Call]) -> dict[str, Figure]:
+def read_figures(calls: Sequence[LargeCall]) -> dict[str, Measurement]:
     """Return the longest call, the true certificates, and how gaps go with n."""
     longest = max(calls[1:-1], key=lambda call: call.seconds)
     steps = [
@@ -145,12 +150,12 @@ def read_figures(calls: Sequence[Call]) -> dict[str, Figure]:
     ]
     looser, where = max(steps, key=lambda step: step[0], default=(0.0, longest))
     return {
-        "n up to 1,000: longest call": Figure(
+        "n up to 1,000: longest call": Measurement(
             longest.seconds / _reference_seconds(calls),
             f"{longest.name} ({longest.n}, {longest.f})",
         ),
-        "n up to 1,000: true certificates": share_of([call.true for call in calls]),
-        "n up to 1,000: answer over its bound": Figure(
+        "n up to 1,000: true certificates": count_share([call.true for call in calls]),
+        "n up to 1,000: answer over its bound": Measurement(
             looser, f"{where.name} ({where.n}, {where.f})"
         ),
     }

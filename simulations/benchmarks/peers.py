@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from simulations.benchmarks.families import Vectors
 from simulations.benchmarks.measure import thread_seconds
-from simulations.experiment import share
+from simulations.experiment import make_share
 
 Subset = tuple[int, ...]
 # Vectors, f, and the subsets to look at instead of all; returns the mean, (d,).
@@ -43,19 +43,11 @@ SAMPLE, SAMPLE_SECONDS = (16, 400), 0.15
 
 @dataclass(frozen=True)
 class Price:
-    """What one call costs.
-
-    Attributes
-    ----------
-    seconds : float
-    extrapolated : bool
-        From a sample of the subsets.
-    found : bool or None
-        Whether it answered with the mean of the best subset; None where only sampled.
-    """
+    """What one call costs."""
 
     seconds: float
-    extrapolated: bool
+    extrapolated: bool  # from a sample of the subsets
+    # Whether it answered with the mean of the best subset; None where only sampled.
     found: bool | None
 
 
@@ -206,7 +198,7 @@ def _import_without_init(*packages: str) -> None:
 # ---- ByzFL's training loop, as its own benchmark calls it ---------------------------
 
 
-class LogisticRegression(nn.Module):
+class ByzFLModel(nn.Module):
     """The paper's model, with one logit for each example: (k, 68) to (k,)."""
 
     def __init__(self) -> None:
@@ -270,7 +262,7 @@ def byzfl_round(overrides: str, honest: int, f: int) -> Callable[[], None]:
         }
     )
 
-    def play() -> None:
+    def play_round() -> None:
         for client in clients:
             client.compute_gradients()
         sent = [client.get_flat_gradients_with_momentum() for client in clients]
@@ -279,11 +271,11 @@ def byzfl_round(overrides: str, honest: int, f: int) -> Callable[[], None]:
         for client in clients:
             client.set_model_state(model)
 
-    return play
+    return play_round
 
 
 def _byzfl_batches(overrides: str, index: int) -> DataLoader[tuple[torch.Tensor, ...]]:
-    inputs, labels = share(overrides, index).examples
+    inputs, labels = make_share(overrides, index).examples
     return DataLoader(TensorDataset(inputs, labels.squeeze(1)), 25, shuffle=True)
 
 
@@ -297,6 +289,6 @@ def _import_framework() -> dict[str, Any]:
     aggregator = importlib.import_module(f"{root}.robust_aggregator")
     package.RobustAggregator = aggregator.RobustAggregator
     models: Any = importlib.import_module(f"{root}.models")
-    models.LogisticRegression = LogisticRegression
+    models.LogisticRegression = ByzFLModel
     names = ("client", "server", "byzantine_client")
     return {name: importlib.import_module(f"{root}.{name}") for name in names}

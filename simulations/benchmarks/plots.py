@@ -22,17 +22,11 @@ EXTRAPOLATED = ", extrapolated"
 class Panel:
     """One panel of a figure, with a logarithmic scale for the values.
 
-    Attributes
-    ----------
-    title, sizes, values : str
-        The panel's title, and the labels of its axes.
-    series : mapping of name to a mapping of size to value
-        Sizes are numbers (a logarithmic scale) or words (their order).
-    kind : "lines" or "bars"
+    The series' sizes are numbers (a logarithmic scale, too) or words (in their order).
     """
 
     title: str
-    sizes: str
+    sizes: str  # the labels of the axes
     values: str
     series: Mapping[
         str, Mapping[int, float] | Mapping[float, float] | Mapping[str, float]

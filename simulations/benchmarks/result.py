@@ -24,52 +24,44 @@ from simulations.results.tables import format_markdown as markdown_table
 
 OUT = Path("outputs/benchmarks")
 MET, MISSED, NOT_MEASURED = "met", "MISSED", "not measured"
+THRESHOLD_HEADS = ("threshold", "measured", "bound", "verdict", "note")
 
 
 @dataclass(frozen=True)
-class Figure:
+class Measurement:
     """A number that a threshold bounds, and a note on where it comes from."""
 
     value: float
     note: str = ""
 
 
+TableRow = Sequence[str | float | None]  # None: an empty cell
+
+
 @dataclass(frozen=True)
-class Table:
-    """Figures as they are printed; the first column names the row."""
+class ResultTable:
+    """What was measured; the first column names the row."""
 
     title: str
     heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[TableRow]
     caption: str = ""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one run of a benchmark found.
+    """What one run of a benchmark found."""
 
-    Attributes
-    ----------
-    tables : sequence of Table
-    figures : mapping of name to Figure
-        Compared with the thresholds of the same names.
-    costs : mapping of name to float
-        The few figures that are kept from version to version; less is better in all of
-        them, and a ratio to a lower bound or a peer says more than seconds.
-    raw : object
-        Everything that was measured; JSON.
-    panels : sequence of Panel
-        What is drawn.
-    """
-
-    tables: Sequence[Table]
-    figures: Mapping[str, Figure]
+    tables: Sequence[ResultTable]
+    figures: Mapping[str, Measurement]  # by the names of their thresholds
+    # The few figures that are kept from version to version; less is better in all of
+    # them, and a ratio to a lower bound or a peer says more than seconds.
     costs: Mapping[str, float]
-    raw: object
+    raw: object  # everything that was measured; JSON
     panels: Sequence[Panel] = field(default=(), repr=False)
 
 
-def compare(name: str, figures: Mapping[str, Figure]) -> Table:
+def compare_thresholds(name: str, figures: Mapping[str, Measurement]) -> ResultTable:
     """Return every threshold of a benchmark beside what was measured.
 
     Raises
@@ -80,33 +72,34 @@ def compare(name: str, figures: Mapping[str, Figure]) -> Table:
     thresholds = BENCHMARKS[name].thresholds
     if unknown := figures.keys() - {threshold.figure for threshold in thresholds}:
         raise ValueError(f"{name}: no threshold is named {sorted(unknown)}; add them")
-    rows = []
+    rows: list[TableRow] = []
     for threshold in thresholds:
         figure = figures.get(threshold.figure)
         if figure is None:
-            rows.append((threshold.figure, "", str(threshold), NOT_MEASURED, ""))
+            rows.append((threshold.figure, None, str(threshold), NOT_MEASURED, None))
             continue
         verdict = MET if threshold.holds(figure.value) else MISSED
-        measured = format_short(figure.value)
-        rows.append((threshold.figure, measured, str(threshold), verdict, figure.note))
-    heads = ("threshold", "measured", "bound", "verdict", "note")
-    return Table("Thresholds", heads, rows)
+        value, note = figure.value, figure.note
+        rows.append((threshold.figure, value, str(threshold), verdict, note))
+    return ResultTable("Thresholds", THRESHOLD_HEADS, rows)
 
 
-def format_short(value: float) -> str:
-    """Write a number with the digits that matter, in six characters."""
-    if value >= 99_999.5:
-        digits, _, power = f"{value:.1e}".partition("e")
+def format_cell(cell: str | float | None) -> str:
+    """Write a number with three digits that matter, or 1.2e7; words as they are."""
+    if not isinstance(cell, int | float):
+        return cell or ""
+    if abs(cell) >= 99_999.5:
+        digits, _, power = f"{cell:.1e}".partition("e")
         return f"{digits.removesuffix('.0')}e{int(power)}"
-    return f"{value:.2f}" if value < 10 and value % 1 else f"{value:,.0f}"
+    return f"{cell:,.0f}" if abs(cell) >= 99.95 else f"{cell:.3g}"
 
 
-def markdown(title: str, tables: Sequence[Table], words: str = "") -> str:
+def format_markdown(title: str, tables: Sequence[ResultTable], words: str = "") -> str:
     """Return a section in Markdown, for the terminal and for the documentation."""
     blocks = [f"### {escape(title)}", *([words] if words else [])]
     for table in tables:
         heads, *rows = (
-            [escape(cell).replace("|", "\\|") for cell in line]
+            [escape(format_cell(cell)).replace("|", "\\|") for cell in line]
             for line in (table.heads, *table.rows)
         )
         blocks += [f"**{escape(table.title)}**", "\n".join(markdown_table(heads, rows))]
@@ -115,9 +108,9 @@ def markdown(title: str, tables: Sequence[Table], words: str = "") -> str:
     return "\n\n".join(blocks)
 
 
-def write_result(folder: Path, name: str, result: Result) -> list[Table]:
+def write_result(folder: Path, name: str, result: Result) -> list[ResultTable]:
     """Write JSON with the machine of the figures, and a PNG; return all tables."""
-    tables = [*result.tables, compare(name, result.figures)]
+    tables = [*result.tables, compare_thresholds(name, result.figures)]
     content = {
         "title": BENCHMARKS[name].title,
         "machine": machine(),
@@ -147,6 +140,6 @@ def run_benchmark(name: str, arguments: Sequence[str] | None = None) -> int:
     result: Result = module.measure(options.quick)
     tables = write_result(options.out, name, result)
     console = Console()
-    console.print(Markdown(markdown(BENCHMARKS[name].title, tables)))
+    console.print(Markdown(format_markdown(BENCHMARKS[name].title, tables)))
     console.print(f"Written: {options.out / name}.json", highlight=False)
     return 0

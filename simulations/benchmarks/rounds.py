@@ -15,25 +15,18 @@ from flwr.serverapp import Grid
 from flwr_safedshb.aggregation import Rule
 from flwr_safedshb.strategy import SafeDSHB
 from simulations.benchmarks.measure import resident_kilobytes
-from simulations.benchmarks.result import Table
-from simulations.experiment import untrained
+from simulations.benchmarks.result import ResultTable, TableRow
+from simulations.experiment import build_untrained
 
 Marks = list[tuple[float, int]]  # after each round: a clock, and resident kB
 
 
 @dataclass(frozen=True)
 class RoundCost:
-    """What rounds of one kind took.
+    """What rounds of one kind took: quartiles of the seconds, and growing memory.
 
-    Attributes
-    ----------
-    name : str
-    nodes, rounds : int
-    lower, seconds, upper : float
-        Quartiles of the seconds of a round.
-    kilobytes : float
-        By which memory grew from the first half of the rounds to their end, for each
-        round of the second half.
+    `kilobytes` is by how much memory grew from the first half of the rounds to their
+    end, for each round of the second half.
     """
 
     name: str
@@ -62,7 +55,7 @@ def train(
     def mark(server_round: int, arrays: ArrayRecord) -> None:
         marks.append((clock(), resident_kilobytes()))
 
-    initial = ArrayRecord(untrained(overrides).state_dict())
+    initial = ArrayRecord(build_untrained(overrides).state_dict())
     strategy = SafeDSHB(rule, f, min_available_nodes=nodes)
     strategy.start(grid, initial, rounds, evaluate_fn=mark)
     return marks
@@ -78,22 +71,16 @@ def summarize_rounds(name: str, nodes: int, marks: Marks) -> RoundCost:
     return RoundCost(name, nodes, len(seconds), lower, middle, upper, growth)
 
 
-def make_table(title: str, costs: Sequence[RoundCost], caption: str) -> Table:
+def make_table(title: str, costs: Sequence[RoundCost], caption: str) -> ResultTable:
     """Return a row for each kind of rounds."""
-    rows = [
+    heads = ("loop", "n", "rounds", "ms a round", "from", "to", "ms a client", "1/s")
+    rows: list[TableRow] = [
         (
-            cost.name,
-            str(cost.nodes),
-            str(cost.rounds),
-            f"{1e3 * cost.seconds:.2f}",
-            f"{1e3 * cost.lower:.2f} to {1e3 * cost.upper:.2f}",
-            f"{1e3 * cost.seconds / cost.nodes:.3f}",
-            f"{1 / cost.seconds:.0f}",
+            *(cost.name, cost.nodes, cost.rounds),
+            *(1e3 * s for s in (cost.seconds, cost.lower, cost.upper)),
+            *(1e3 * cost.seconds / cost.nodes, 1 / cost.seconds),
         )
         for cost in costs
     ]
-    heads = (
-        *("loop", "n", "rounds", "ms a round", "middle half", "ms a client"),
-        "rounds/s",
-    )
-    return Table(title, heads, rows, caption)
+    words = f"{caption} from, to: the middle half. 1/s: rounds a second."
+    return ResultTable(title, heads, rows, words)

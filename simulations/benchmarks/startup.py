@@ -13,7 +13,12 @@ import sys
 from statistics import median
 
 from simulations.benchmarks.plots import Panel
-from simulations.benchmarks.result import Figure, Result, Table, run_benchmark
+from simulations.benchmarks.result import (
+    Measurement,
+    Result,
+    ResultTable,
+    run_benchmark,
+)
 
 TORCH, READY = "torch", "client ready"
 FIRST_STEP = """
@@ -59,13 +64,10 @@ def measure(quick: bool) -> Result:
     ]
     seconds = {name: median(turn[name] for turn in turns) for name in SCRIPTS}
     ratio = seconds[READY] / seconds[TORCH]
-    rows = [
-        (name, f"{value:.2f}", f"{value / seconds[TORCH]:.2f}")
-        for name, value in seconds.items()
-    ]
+    rows = [(name, value, value / seconds[TORCH]) for name, value in seconds.items()]
     return Result(
-        tables=[Table("A new process", ("what it does", "s", "/ torch"), rows)],
-        figures={READY: Figure(ratio)},
+        tables=[ResultTable("A new process", ("what it does", "s", "/ torch"), rows)],
+        figures={READY: Measurement(ratio)},
         costs={f"{READY} / {TORCH}": ratio},
         raw=turns,
         panels=[

@@ -34,38 +34,27 @@ STEPS = (PLAIN, OURS, SECURE, *OPACUS)
 
 @dataclass(frozen=True)
 class Task:
-    """A model, its examples and its batches.
-
-    Attributes
-    ----------
-    make : callable
-    loss : nn.Module
-    shape : tuple of int
-        Of an input.
-    classes : int
-        One for a target in [0, 1].
-    examples, batch_size : int
-    """
+    """A model, its examples and its batches."""
 
     make: Callable[[], nn.Module]
     loss: nn.CrossEntropyLoss | nn.BCEWithLogitsLoss
-    shape: tuple[int, ...]
-    classes: int
+    shape: tuple[int, ...]  # of an input
+    classes: int  # one for a target in [0, 1]
     examples: int
     batch_size: int
 
-    def data(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def make_data(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs and targets of all examples."""
         inputs = torch.randn(self.examples, *self.shape)
         if self.classes == 1:
             return inputs, torch.randint(2, (self.examples, 1)).float()
         return inputs, torch.randint(self.classes, (self.examples,))
 
-    def plan(self) -> PrivacyPlan:
+    def make_plan(self) -> PrivacyPlan:
         """Return the plan of a client that has these examples."""
         return PrivacyPlan(1.0, 1.0, self.batch_size, self.examples)
 
-    def size(self) -> int:
+    def count_parameters(self) -> int:
         """Return the number of parameters."""
         return sum(p.numel() for p in self.make().parameters())
 
@@ -137,10 +126,10 @@ def make_step(task: Task, name: str) -> Step:
     Plain SGD and Opacus get their batch; ours draw it in every step, as a client does.
     """
     torch.manual_seed(0)
-    model, data = task.make(), task.data()
+    model, data = task.make(), task.make_data()
     if name in (OURS, SECURE):
         source = SeededRandomness(0) if name == OURS else SecureRandomness()
-        plan, numbers = task.plan(), itertools.count()
+        plan, numbers = task.make_plan(), itertools.count()
         gradients = ClippedGradients(model, task.loss, plan.clip_norm)
         return lambda: private_gradient(
             gradients, data, plan, source.for_step(0, next(numbers))
@@ -183,7 +172,7 @@ def time_steps(name: str, enough: float) -> dict[str, float]:
     """Return the median seconds of every step, and of what a secure one draws."""
     task = TASKS[name]
     steps = {step: make_step(task, step) for step in STEPS}
-    source, plan, size = SecureRandomness(), task.plan(), task.size()
+    source, plan, size = SecureRandomness(), task.make_plan(), task.count_parameters()
     steps["batch"] = lambda: plan.sampler.draw(plan, source)
     blocks = [min(BLOCK, size - start) for start in range(0, size, BLOCK)]
     steps["noise"] = lambda: [source.gaussian(b, plan.noise_std) for b in blocks]
@@ -198,4 +187,4 @@ def measure_memory(name: str, step_name: str) -> dict[str, float]:
     make_step(_TINY, step_name)()  # loads what is loaded late
     step = make_step(task, step_name)
     peak = peak_megabytes(lambda: [step() for _ in range(3)])
-    return {"peak": peak, "model": 4 * task.size() / 2**20}
+    return {"peak": peak, "model": 4 * task.count_parameters() / 2**20}

@@ -6,7 +6,6 @@ anything does not hold that must hold after a fault.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -18,10 +17,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from flwr_safedshb.atomic_io import replace_file
-from simulations.chaos import band, problem
-from simulations.chaos.faults import FAULTS, Fault
-from simulations.chaos.findings import Finding
-from simulations.chaos.suite import cleared, trained
+from simulations.chaos import problem
+from simulations.chaos.faults import FAULTS
+from simulations.chaos.suite import FaultReport, clear_folder, run_trials
+from simulations.chaos.tolerance import Tolerance, measure_tolerance
 from simulations.command import Parser, at_least, prepare_folder, print_settings_errors
 from simulations.config import SettingsError
 from simulations.loopback import ROOT
@@ -32,8 +31,13 @@ STEPS = 6
 @print_settings_errors
 def main(arguments: list[str] | None = None) -> int:
     """Run the suite; return the exit code."""
-    options = _options(arguments)
-    console = Console(log_path=False)
+    parser = Parser(prog="chaos", description=__doc__)
+    keys = [fault.key for fault in FAULTS]
+    parser.add_argument("--only", nargs="+", choices=keys, default=keys, metavar="KEY")
+    parser.add_argument("--seed", type=at_least(0), default=1)
+    parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "chaos")
+    parser.epilog = f"Keys: {', '.join(keys)}."
+    options = parser.parse_args(arguments)
     begin = time.monotonic()
     prepare_folder(options.output)
     known = {"federation", "report.json"}
@@ -42,7 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
             f"--output {options.output} is emptied before a run, and {min(others)} in "
             "it is of no run; name another folder"
         )
-    cleared(options.output)
+    clear_folder(options.output)
+    console = Console(log_path=False)
     faults = [fault for fault in FAULTS if fault.key in options.only]
     with console.status("") as status:
 
@@ -51,48 +56,13 @@ def main(arguments: list[str] | None = None) -> int:
             console.log(text)
 
         say("models without a fault, in this process")
-        normal = band.measured(options.seed, STEPS)
+        tolerance = measure_tolerance(options.seed, STEPS)
         folder = options.output / "federation"
-        findings = trained(folder, faults, options.seed, STEPS, normal, say)
-    path = options.output / "report.json"
-    _write(path, options.seed, faults, findings, normal)
-    console.print(table(findings, normal))
-    wrong = [f"{f.name}: {text}" for f in findings for text in f.problems]
-    for text in wrong:
-        console.print(text, style="red", highlight=False, markup=False)
-    console.print(f"{path}, after {time.monotonic() - begin:.0f} s")
-    return 1 if wrong else 0
-
-
-def table(findings: list[Finding], normal: band.Band) -> Table:
-    """Return the report for people."""
-    caption = f"distance from the optimum: {normal} without a fault, at most "
-    shown = Table(caption=f"{caption}{normal.limit:.3f}; 2.000 untrained")
-    for heading in ("Fault", "The log says", "Lost ε", "Effect", "Distance", ""):
-        shown.add_column(heading, overflow="fold")
-    for finding in findings:
-        shown.add_row(
-            finding.name,
-            escape(finding.seen),
-            f"{finding.lost_epsilon:.2f}",
-            finding.effect,
-            f"{finding.distance:.3f}",
-            "[red]fails[/]" if finding.problems else "[green]holds[/]",
-        )
-    return shown
-
-
-def _write(
-    path: Path,
-    seed: int,
-    faults: list[Fault],
-    findings: list[Finding],
-    normal: band.Band,
-) -> None:
-    content = {
+        findings = run_trials(folder, faults, options.seed, STEPS, tolerance, say)
+    report = {
         "config": {
             "faults": [fault.key for fault in faults],
-            "seed": seed,
+            "seed": options.seed,
             "steps": STEPS,
             "nodes": problem.NODES,
             "num_malicious_nodes": 1,
@@ -100,21 +70,36 @@ def _write(
             "plan": json.loads(problem.PLAN.to_json()),
             "delta": problem.DELTA,
         },
-        "without_fault": {**asdict(normal), "limit": normal.limit},
+        "without_fault": {**asdict(tolerance), "limit": tolerance.limit},
         "findings": [asdict(finding) for finding in findings],
     }
-    text = json.dumps(content, indent=2).encode()
+    path = options.output / "report.json"
+    text = json.dumps(report, indent=2).encode()
     replace_file(path, lambda file: file.write(text))
+    console.print(make_table(findings, tolerance))
+    wrong = [f"{f.name}: {text}" for f in findings for text in f.problems]
+    for problem_ in wrong:
+        console.print(problem_, style="red", highlight=False, markup=False)
+    console.print(f"{path}, after {time.monotonic() - begin:.0f} s")
+    return 1 if wrong else 0
 
 
-def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="chaos", description=__doc__)
-    keys = [fault.key for fault in FAULTS]
-    parser.add_argument("--only", nargs="+", choices=keys, default=keys, metavar="KEY")
-    parser.add_argument("--seed", type=at_least(0), default=1)
-    parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "chaos")
-    parser.epilog = f"Keys: {', '.join(keys)}."
-    return parser.parse_args(arguments)
+def make_table(findings: list[FaultReport], tolerance: Tolerance) -> Table:
+    """Return the report for people."""
+    caption = f"distance from the optimum: {tolerance} without a fault, at most "
+    table = Table(caption=f"{caption}{tolerance.limit:.3f}; 2.000 untrained")
+    for heading in ("Fault", "The log says", "Lost ε", "Effect", "Distance", ""):
+        table.add_column(heading, overflow="fold")
+    for finding in findings:
+        table.add_row(
+            finding.name,
+            escape(finding.seen),
+            f"{finding.lost_epsilon:.2f}",
+            finding.effect,
+            f"{finding.distance:.3f}",
+            "[red]fails[/]" if finding.problems else "[green]holds[/]",
+        )
+    return table
 
 
 if __name__ == "__main__":

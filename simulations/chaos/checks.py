@@ -11,41 +11,57 @@ from pathlib import Path
 import numpy as np
 
 from flwr_safedshb.algorithm.budget import LEDGER_NAME
+from flwr_safedshb.algorithm.refusal import RefusedError
 from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from simulations.chaos.problem import (
     DELTA,
     EXAMPLES,
+    HONEST,
     HOSTILE,
     MAX_EPSILON,
-    NODES,
     PLAN,
-    momentum,
-    optimum,
+    compute_momentum,
+    find_optimum,
 )
+from simulations.chaos.tolerance import Tolerance
 from simulations.chaos.trace import Received
-from simulations.chaos.trial import Trial
+from simulations.chaos.trial import WHOLE, FaultTrial
 
-HONEST = [node for node in range(NODES) if node != HOSTILE]
 # All that is said of an error: fixed words of nodes, of the gate, and of Flower.
 _REASONS = (
-    r"<class 'flwr_safedshb\.client\.node\.RefusedError'>:<'"
-    r"the privacy ledger of this node cannot be used'>",
+    re.escape(f"{RefusedError}:<'the privacy ledger of this node cannot be used'>"),
     r"Error: Node Unavailable .*",
     r"the node was started again, and its message is lost",
 )
 # What only a node's own log may say: where its ledger is, and what is wrong with it.
 _CANARIES = (LEDGER_NAME, "disk is full", "a charge was changed")
+_ANSI = re.compile(r"\x1b\[\d+m")
+
+
+def check_all(
+    trial: FaultTrial, tolerance: Tolerance, died_charged: Collection[int] = ()
+) -> list[str]:
+    """Return all that does not hold of an ended trial, whatever its faults."""
+    problems = [
+        *check_ended(trial),
+        *check_charges(trial, died_charged),
+        *check_leaks(trial),
+        *check_hostile_node(trial),
+    ]
+    if not (off := measure_distance(trial)) <= tolerance.limit:
+        problems.append(f"the model is {off:.3f} off, and without a fault {tolerance}")
+    return problems
 
 
 @cache
-def epsilon(steps: int) -> float:
+def epsilon_of(steps: int) -> float:
     """Return the epsilon of so many steps."""
     return PLAN.epsilon(steps, DELTA) if steps else 0.0
 
 
 @cache
-def stated(committed: int, charged: int) -> float:
+def stated_epsilon(committed: int, charged: int) -> float:
     """Return what a ledger states of a run that was committed and charged so."""
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -57,24 +73,24 @@ def stated(committed: int, charged: int) -> float:
         return ledger.epsilon("run")
 
 
-def ended(trial: Trial) -> list[str]:
+def check_ended(trial: FaultTrial) -> list[str]:
     """Check that the run has done all its steps and skipped none."""
-    progress = trial.progress()
+    progress = trial.load_progress()
     if progress is None or progress.step != trial.steps:
         return [f"the run stopped after {progress and progress.step} steps"]
     skipped = [number for number, m in progress.train.items() if m["skipped"]]
     return [f"rounds {skipped} were skipped"] if skipped else []
 
 
-def counted(trial: Trial, died_charged: Collection[int] = ()) -> list[str]:
+def check_charges(trial: FaultTrial, died_charged: Collection[int] = ()) -> list[str]:
     """Check that ledgers hold no fewer steps than left the nodes, by both traces.
 
     Those that died after a charge must hold that one, too: no other is to hide in it.
     """
     problems = []
     for node in HONEST:
-        charged, computed = trial.charges(node), len(trial.released(node))
-        received = sum(reply.error is None for _, reply in trial.replies(node))
+        charged, computed = trial.count_charges(node), len(trial.list_released(node))
+        received = sum(reply.error is None for _, reply in trial.read_replies(node))
         left = max(computed, received) + (node in died_charged)
         if charged < left or not received:
             problems.append(
@@ -83,55 +99,56 @@ def counted(trial: Trial, died_charged: Collection[int] = ()) -> list[str]:
             )
         with Ledger(trial.federation.state_dir(node) / LEDGER_NAME) as ledger:
             total = ledger.epsilon()
-        if total < epsilon(left):
+        if total < epsilon_of(left):
             problems.append(f"node {node}'s ledger says {total} for {left} steps")
     return problems
 
 
-def nothing_leaked(trial: Trial) -> list[str]:
+def check_leaks(trial: FaultTrial) -> list[str]:
     """Check that replies are private momentums or fixed words, and logs know no more.
 
     A momentum is private if it is, to rounding, what Algorithm 1 computes from the
     noise of the steps that the node took.
     """
     problems = []
-    models = trial.models()
+    models = trial.read_models()
     for node in HONEST:
-        taken = trial.released(node)
-        for step, reply in trial.replies(node):
+        taken = trial.list_released(node)
+        for step, reply in trial.read_replies(node):
             name = f"node {node}'s reply in step {step}"
             if reply.error is not None:
-                if not _harmless(reply.error):
+                if not any(re.fullmatch(reason, reply.error) for reason in _REASONS):
                     problems.append(f"{name} says {reply.error!r}")
                 continue
             before = sorted({number for number in taken if number <= step})
-            expected = momentum(node, before, models, trial.seed)
-            steps = range(len(before), trial.charges(node) + 1)
-            odd = _odd(reply, expected, {stated(trial.steps, n) for n in steps})
+            expected = compute_momentum(node, before, models, trial.seed)
+            steps = range(len(before), trial.count_charges(node) + 1)
+            epsilons = {stated_epsilon(trial.steps, n) for n in steps}
+            odd = _inspect_reply(reply, expected, epsilons)
             problems += [f"{name} {problem}" for problem in odd]
-    logs = {
-        "server": trial.log(),
-        "superlink": trial.federation.log("superlink", 10**9),
-    }
-    for name, text in logs.items():
+    superlink = trial.federation.log("superlink", WHOLE)
+    for name, text in {"server": trial.read_log(), "superlink": superlink}.items():
         told = [canary for canary in _CANARIES if canary in text]
         problems += [f"the log of the {name} says {canary!r}" for canary in told]
     return problems
 
 
-def _harmless(reason: str) -> bool:
-    return any(re.fullmatch(pattern, reason) for pattern in _REASONS)
-
-
-def _odd(
+def _inspect_reply(
     reply: Received, expected: np.ndarray, epsilons: Collection[float]
 ) -> list[str]:
     """Return what a reply should not hold of a node that may state these epsilons."""
     problems = []
     if reply.records != ["arrays", "metrics"]:
         problems.append(f"holds {reply.records}")
+    # All that is told must follow from the plan and the number of steps.
     told = reply.metrics.get("metrics")
-    if not isinstance(told, dict) or not _public(told, epsilons):
+    if not isinstance(told, dict):
+        told = {}
+    public = {"num-examples": EXAMPLES, MOMENTUM_TAG: told.get(MOMENTUM_TAG)}
+    if "epsilon" in told:  # in the last round
+        allowed = told["epsilon"] if told["epsilon"] in epsilons else None
+        public |= {"epsilon": allowed, "delta": DELTA}
+    if told != public:
         problems.append(f"reports {reply.metrics}")
     if list(reply.arrays) != ["arrays/weight"]:
         problems.append(f"has the arrays {list(reply.arrays)}")
@@ -140,18 +157,9 @@ def _odd(
     return problems
 
 
-def _public(told: dict[str, object], epsilons: Collection[float]) -> bool:
-    """Return whether all that is told follows from the plan and the number of steps."""
-    public = {"num-examples": EXAMPLES, MOMENTUM_TAG: told.get(MOMENTUM_TAG)}
-    if "epsilon" in told:  # in the last round
-        found = [epsilon for epsilon in epsilons if epsilon == told["epsilon"]]
-        public |= {"epsilon": found[0] if found else None, "delta": DELTA}
-    return told == public
-
-
-def hostile_had_no_part(trial: Trial) -> list[str]:
+def check_hostile_node(trial: FaultTrial) -> list[str]:
     """Check that no round used what the hostile node sent."""
-    progress = trial.progress()
+    progress = trial.load_progress()
     mine = trial.federation.node_ids[HOSTILE]
     problems = []
     for number, metrics in progress.train.items() if progress else []:
@@ -164,27 +172,20 @@ def hostile_had_no_part(trial: Trial) -> list[str]:
     return problems
 
 
-def distance(trial: Trial) -> float:
+def measure_distance(trial: FaultTrial) -> float:
     """Return how far the final model is from the honest nodes' optimum."""
-    progress = trial.progress()
-    if progress is None:
-        return float("inf")
-    (model,) = progress.arrays.to_numpy_ndarrays()
-    return float(np.linalg.norm(model.reshape(-1) - optimum(trial.seed)))
+    return float(np.linalg.norm(trial.load_model() - find_optimum(trial.seed)))
 
 
-def found_line(trial: Trial, log: str, line: str, node: int | None) -> str | None:
+def find_line(trial: FaultTrial, log: str, line: str, node: int) -> str | None:
     """Return the first line of a log that tells of a fault, with names for ids."""
-    text = trial.log() if log == "server" else trial.federation.log(log, 10**9)
-    flower_id = "" if node is None else str(trial.federation.node_ids[node])
-    pattern = re.compile(line.replace("{node}", flower_id))
+    text = trial.read_log() if log == "server" else trial.federation.log(log, WHOLE)
+    ids = trial.federation.node_ids
+    pattern = re.compile(line.replace("{node}", str(ids[node])))
     lines = (_ANSI.sub("", found).strip() for found in text.splitlines())
     told = next((found for found in lines if pattern.search(found)), None)
     if told is None:
         return None
-    for index, number in trial.federation.node_ids.items():
+    for index, number in ids.items():
         told = told.replace(str(number), f"<node {index}>")
     return told.replace(str(trial.folder), "<folder>")
-
-
-_ANSI = re.compile(r"\x1b\[\d+m")

@@ -16,6 +16,7 @@ from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 
 NODES = 5
 HOSTILE = 4  # the node that is adversarial throughout; f = 1
+HONEST = [node for node in range(NODES) if node != HOSTILE]
 DIMENSION = 4
 EXAMPLES = 64
 BETA = 0.2
@@ -26,36 +27,38 @@ MAX_EPSILON = 1e3
 Vector = NDArray[np.float64]
 
 
-def data(partition: int, seed: int) -> NDArray[np.float32]:
+def make_data(partition: int, seed: int) -> NDArray[np.float32]:
     """Return the examples of a node, (EXAMPLES, DIMENSION), around 1."""
     rng = np.random.default_rng([seed, partition])
     values = 1.0 + 0.3 * rng.standard_normal((EXAMPLES, DIMENSION))
     return values.astype(np.float32)
 
 
-def optimum(seed: int) -> Vector:
+def find_optimum(seed: int) -> Vector:
     """Return the model that the honest nodes' data ask for, (DIMENSION,)."""
-    honest = [data(i, seed).mean(axis=0) for i in range(NODES) if i != HOSTILE]
-    return np.asarray(np.mean(honest, axis=0), np.float64)
+    means = [make_data(i, seed).mean(axis=0) for i in HONEST]
+    return np.asarray(np.mean(means, axis=0), np.float64)
 
 
-def private_mean(partition: int, step: int, model: Vector, seed: int) -> Vector:
+def compute_private_gradient(
+    partition: int, step: int, model: Vector, seed: int
+) -> Vector:
     """Return the noisy gradient of a node, (DIMENSION,) (Alg. 1, lines 4 to 6)."""
     randomness = SeededRandomness(seed).for_step(partition, step)
     batch = PLAN.sampler.draw(PLAN, randomness)
-    gradients = model - data(partition, seed)[batch]
+    gradients = model - make_data(partition, seed)[batch]
     norms = np.linalg.norm(gradients, axis=1, keepdims=True)
     clipped = gradients * np.minimum(1.0, PLAN.clip_norm / norms)
     noise = randomness.gaussian(DIMENSION, PLAN.noise_std)
     return np.asarray(clipped.sum(axis=0) / PLAN.batch_size + noise, np.float64)
 
 
-def momentum(
+def compute_momentum(
     partition: int, steps: Sequence[int], models: Mapping[int, Vector], seed: int
 ) -> Vector:
     """Return the momentum of a node that took these steps (Alg. 1, line 7)."""
     total = np.zeros(DIMENSION)
     for step in steps:
-        gradient = private_mean(partition, step, models[step], seed)
+        gradient = compute_private_gradient(partition, step, models[step], seed)
         total = BETA * total + (1.0 - BETA) * gradient
     return total

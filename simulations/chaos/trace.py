@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -36,31 +37,28 @@ class Received:
     arrays: dict[str, list[float]] = field(default_factory=dict)
 
 
-def note(path: Path, entry: Mapping[str, object]) -> None:
-    """Append an entry; it is on disk when this returns."""
+def append_entry(path: Path, entry: Mapping[str, object]) -> None:
+    """Append an entry to a JSONL file; it is on disk when this returns."""
     with path.open("a") as file:
         file.write(json.dumps(entry) + "\n")
         file.flush()
         os.fsync(file.fileno())
 
 
-def noted_steps(path: Path) -> list[int]:
-    """Return the ``step`` of every entry."""
-    return [int(json.loads(line)["step"]) for line in _lines(path)]
+def read_entries(path: Path) -> list[dict[str, Any]]:
+    """Return all entries of a JSONL file."""
+    # What follows the last end of a line is being written, or was cut off by a kill.
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
 
 
-def noted_messages(path: Path) -> tuple[list[Sent], list[Received]]:
+def read_messages(path: Path) -> tuple[list[Sent], list[Received]]:
     """Return what a `TracedGrid` wrote down."""
-    entries = [json.loads(line) for line in _lines(path)]
+    entries = read_entries(path)
     return (
         [Sent(**entry) for entry in entries if "id" in entry],
         [Received(**entry) for entry in entries if "to" in entry],
     )
-
-
-def _lines(path: Path) -> list[str]:
-    # What follows the last end of a line is being written, or was cut off by a kill.
-    return path.read_text().split("\n")[:-1] if path.exists() else []
 
 
 class TracedGrid(WrappedGrid):
@@ -84,18 +82,18 @@ class TracedGrid(WrappedGrid):
                 "session": config["session"],
                 "model": model.reshape(-1).tolist(),
             }
-            note(self.path, sent)
+            append_entry(self.path, sent)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Collect replies."""
         replies = list(self.grid.pull_messages(message_ids))
         for reply in replies:
-            note(self.path, asdict(_received(reply)))
+            append_entry(self.path, asdict(_describe_reply(reply)))
         return replies
 
 
-def _received(reply: Message) -> Received:
+def _describe_reply(reply: Message) -> Received:
     to = reply.metadata.reply_to_message_id
     if reply.has_error():
         return Received(to, error=reply.error.reason or str(reply.error.code))

@@ -5,9 +5,9 @@ from simulations.data.federation import (
     Examples,
     Federation,
     Overlap,
-    federated,
-    fingerprint,
-    flipped,
+    flip_labels,
+    hash_data,
+    split_data,
 )
 from simulations.data.files import FashionMNIST, Libsvm
 from simulations.data.phishing import Phishing
@@ -31,7 +31,7 @@ __all__ = [
     "Synthetic",
     "Table",
     "Unequal",
-    "federated",
-    "fingerprint",
-    "flipped",
+    "flip_labels",
+    "hash_data",
+    "split_data",
 ]

@@ -107,7 +107,7 @@ class Federation:
         }
 
 
-def federated(source: Source, split: Split, count: int, seed: int) -> Federation:
+def split_data(source: Source, split: Split, count: int, seed: int) -> Federation:
     """Load a dataset and share it out, once for equal arguments and unchanged files.
 
     Parameters
@@ -150,13 +150,13 @@ def _federated(
     )
 
 
-def flipped(examples: Examples, num_classes: int) -> Examples:
+def flip_labels(examples: Examples, num_classes: int) -> Examples:
     """Return examples as label flippers hold them: label l becomes k - 1 - l."""
     inputs, labels = examples
     return inputs, torch.from_numpy(LabelFlip().flip(labels.numpy(), num_classes))
 
 
-def fingerprint(source: Source) -> str:
+def hash_data(source: Source) -> str:
     """Return a digest of all examples: files may change under the same path."""
     return _fingerprint(_stamp(source), source)
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from simulations.command import Parser, prepare_folder, print_settings_errors
-from simulations.config import SettingsError, check_types, explained
+from simulations.config import SettingsError, check_types, explain_errors
 from simulations.data.federation import Examples
 
 _NAMES = {"inputs", "labels", "num_classes"}
@@ -65,7 +65,7 @@ def load_own(path: Path) -> Own:
 @print_settings_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the shares of an experiment, one file a node."""
-    from simulations.experiment import federation
+    from simulations.experiment import load_federation
 
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
@@ -73,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     overrides = shlex.join(options.overrides)
     check_types(overrides)
-    with explained("data"):
-        data = federation(overrides)
+    with explain_errors("data"):
+        data = load_federation(overrides)
     prepare_folder(options.folder)
     paths = [options.folder / f"share-{i}.npz" for i in range(len(data.shards))]
     if there := [path for path in paths if path.exists()]:

@@ -93,7 +93,7 @@ class _Listener(Handler):
 
 
 @contextmanager
-def told(tell: Callable[[str], None]) -> Iterator[None]:
+def report_rounds(tell: Callable[[str], None]) -> Iterator[None]:
     """Let somebody hear what federations of this process are doing."""
     listener, before = _Listener(tell), LOG.level
     LOG.addHandler(listener)

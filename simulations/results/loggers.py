@@ -44,15 +44,15 @@ def rows(run: RunRecord) -> Iterator[tuple[int, Row]]:
             "round/replies": rounds["replies"][j] if step else None,
             "round/skipped": rounds["skipped"][j] if step else None,
             "round/left-out": left_out[j] if step else None,
-            "round/kappa": rounds["kappa"][j] if step else None,
-            "round/lambda-max": rounds["lambda_max"][j] if step else None,
         }
+        for name, values in rounds["metrics"].items():
+            row[f"round/{name}"] = values[j] if step else None
         for reason, counts in rounds["excluded"].items():
             row[f"round/excluded-{reason}"] = counts[j] if step else None
         yield step, row
 
 
-def logged(
+def log_run(
     logger: Callable[[RunRecord, Path], object], run: RunRecord, model: Path
 ) -> object:
     """Log a run that has ended, and return where; a service may be away or set wrong.

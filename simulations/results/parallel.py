@@ -36,7 +36,7 @@ T = TypeVar("T")
 _LOOK_SECONDS = 0.5
 
 
-def in_processes(
+def run_in_processes(
     call: Callable[..., T],
     tasks: Sequence[tuple[object, ...]],
     workers: int | None,

@@ -100,7 +100,7 @@ def draw(axes: Axes, curves: Mapping[str, Curve], quantity: str, title: str) -> 
             alpha=0.18,
             linewidth=0,
         )
-    axes.set(title=title, xlabel="step", ylabel=LABELS[quantity])
+    axes.set(title=title, xlabel="step", ylabel=LABELS.get(quantity, quantity))
     axes.margins(x=0.01)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from simulations.config import SettingsError, explained
+from simulations.config import SettingsError, explain_errors
 from simulations.results.tables import slugify
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def publish(
 def check_page(page: Path, name: str) -> tuple[str, str]:
     """Return the two marks, which a page must hold."""
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
-    with explained():
+    with explain_errors():
         text = page.read_text()
     if text.count(begin) != 1 or text.count(end) != 1:
         raise SettingsError(f"{page} must hold {begin} and {end} once each; add them")

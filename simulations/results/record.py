@@ -23,11 +23,11 @@ from flwr_safedshb.algorithm.progress import Progress
 from flwr_safedshb.atomic_io import replace_file
 from flwr_safedshb.simulation.in_process import InProcessGrid
 from simulations.app import make_client_app
-from simulations.config import composed, resolved
-from simulations.data import fingerprint
-from simulations.experiment import attacked, federation, untrained
-from simulations.models import evaluate
-from simulations.plans import plans_of, spent, statement
+from simulations.config import compose_config, resolve_config
+from simulations.data import hash_data
+from simulations.experiment import build_untrained, is_attacked, load_federation
+from simulations.models import evaluate_model
+from simulations.plans import compute_spent, make_plans, state_privacy
 from simulations.results.machine import versions
 from simulations.results.schema import (
     Answers,
@@ -39,7 +39,7 @@ from simulations.results.schema import (
     RunRecord,
 )
 
-FORMAT = 4
+FORMAT = 5
 SEEDED = (
     "The noise of this run was seeded so that it can be repeated: whoever knows the "
     "seed can remove it. The epsilon is that of the same run with noise from the "
@@ -62,18 +62,18 @@ def record(overrides: Sequence[str], progress: Progress, seconds: float) -> RunR
         Wall time.
     """
     text = shlex.join(overrides)
-    cfg = composed(text)
-    data = federation(text)
+    cfg = compose_config(text)
+    data = load_federation(text)
     ids = _node_ids(cfg, progress)
-    told = attacked(cfg) and len(ids) == cfg.num_nodes
+    told = is_attacked(cfg) and len(ids) == cfg.num_nodes
     f = cfg.num_malicious_nodes if told else 0
     return RunRecord(
         format=FORMAT,
         overrides=list(overrides),
-        config=dict(resolved(text)),
+        config=dict(resolve_config(text)),
         seed=cfg.seed,
         versions=versions(),
-        data={**data.summary(), "sha256": fingerprint(instantiate(cfg.data))},
+        data={**data.summary(), "sha256": hash_data(instantiate(cfg.data))},
         nodes=[f"node {i}" for i in range(len(ids))],
         adversaries=list(range(len(ids) - f, len(ids))),
         evaluations=_evaluations(progress),
@@ -90,9 +90,10 @@ def same(run: RunRecord, overrides: Sequence[str]) -> bool:
     """Whether a run is what the overrides, today's data and versions would give."""
     text = shlex.join(overrides)
     return (
-        run["config"] == resolved(text)
+        run["config"] == resolve_config(text)
         and run["versions"] == versions()
-        and run["data"].get("sha256") == fingerprint(instantiate(composed(text).data))
+        and run["data"].get("sha256")
+        == hash_data(instantiate(compose_config(text).data))
     )
 
 
@@ -144,12 +145,18 @@ def _evaluations(progress: Progress) -> Evaluations:
 def _rounds(progress: Progress, ids: Sequence[int]) -> Rounds:
     history = [metrics for _, metrics in sorted(progress.train.items())]
     position = {node: i for i, node in enumerate(ids)}
-    reasons = {
-        name for metrics in history for name in metrics if name.startswith("excluded-")
+    names = {
+        name
+        for metrics in history
+        for name, value in metrics.items()
+        if isinstance(value, int | float)
     }
+    reasons = {name for name in names if name.startswith("excluded-")}
 
-    def maybe(name: str) -> list[float | None]:
-        return [_number(m, name) if name in m else None for m in history]
+    def numbers(name: str) -> list[float | None]:
+        values = [_number(m, name) if name in m else math.nan for m in history]
+        # JSON has neither infinity nor NaN.
+        return [value if math.isfinite(value) else None for value in values]
 
     def counts(name: str) -> list[int]:
         return [int(_number(m, name)) if name in m else 0 for m in history]
@@ -162,28 +169,30 @@ def _rounds(progress: Progress, ids: Sequence[int]) -> Rounds:
             for metrics in history
         ],
         excluded={name[len("excluded-") :]: counts(name) for name in sorted(reasons)},
-        kappa=maybe("kappa"),
-        lambda_max=maybe("lambda-max"),
         replies=counts("replies"),
         skipped=counts("skipped"),
+        metrics={
+            name: numbers(name)
+            for name in sorted(names - reasons - {"replies", "skipped"})
+        },
     )
 
 
 def _returned(overrides: str, progress: Progress) -> Returned:
     """Test the model that the run returned; its last evaluation is of the last."""
-    cfg = composed(overrides)
-    model = copy.deepcopy(untrained(overrides))
+    cfg = compose_config(overrides)
+    model = copy.deepcopy(build_untrained(overrides))
     arrays = select_output(progress, cfg.output)
     model.load_state_dict(arrays.to_torch_state_dict())
-    found = evaluate(model, federation(overrides).test)
+    found = evaluate_model(model, load_federation(overrides).test)
     return Returned(accuracy=found["accuracy"], test_loss=found["loss"])
 
 
 def _privacy(cfg: DictConfig, num_examples: int, steps: int) -> Privacy:
     """State the privacy of the honest node that holds the fewest examples."""
-    plans = plans_of(cfg, num_examples)
+    plans = make_plans(cfg, num_examples)
     (first, _), *others = plans.charges
-    said = statement(((first, steps), *others), cfg.privacy.delta)
+    said = state_privacy(((first, steps), *others), cfg.privacy.delta)
     seeded = bool(cfg.engine.seeded_noise)
     return Privacy(
         # JSON has no infinity.
@@ -207,8 +216,8 @@ def _nodes(cfg: DictConfig, sizes: Sequence[int]) -> list[Node]:
     return [
         Node(
             num_examples=size,
-            noise_multiplier=plans_of(cfg, size).training.noise_multiplier,
-            epsilon=spent(cfg, size),
+            noise_multiplier=make_plans(cfg, size).training.noise_multiplier,
+            epsilon=compute_spent(cfg, size),
         )
         for size in sizes
     ]

@@ -1,7 +1,7 @@
 """Pages of HTML for a run, a study or a multirun, with everything in them.
 
-``python -m simulations.results.report RESULT.json ... --output FOLDER``. A page loads
-nothing: pictures are inside it, and it reads on a phone as on a desk.
+``python -m simulations.results.report RESULT.json ... --output report.html``. A page
+loads nothing: pictures are inside it, and it reads on a phone as on a desk.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from flwr_safedshb.atomic_io import replace_file
-from simulations.command import Parser, prepare_folder, print_settings_errors
-from simulations.config import explained
+from simulations.command import Parser, prepare_file, print_settings_errors
+from simulations.config import explain_errors
 from simulations.results import page, plots
 from simulations.results.comparison import ATTACK_WORDS, name_panel
 from simulations.results.plots import Floats
+from simulations.results.rounds import rounds_section
 from simulations.results.schema import RunRecord
 from simulations.results.statistics import QUANTITIES, curve
 from simulations.results.sweep import Training, write_csv
@@ -57,6 +58,7 @@ def run_page(run: RunRecord) -> str:
         page.pictures([_draw_curves(run, quantity) for quantity in QUANTITIES]),
         "<h2>Who was left out</h2>",
         _left_out([run]),
+        rounds_section({"this run": [run]}),
         answers_section({"this run": [run]}),
         nodes_section([run]),
         "<h2>Excluded replies</h2>",
@@ -71,9 +73,10 @@ def run_page(run: RunRecord) -> str:
 
 
 def write_report(
-    folder: Path, study: Study, sections: Sequence[Section], runs: Runs[Any]
+    path: Path, study: Study, sections: Sequence[Section], runs: Runs[Any]
 ) -> None:
-    """Write the figures, the long tables and ``report.html`` of a study."""
+    """Write the page of a study; beside it its figures and its long tables."""
+    folder = path.parent
     body = [page.heading(1, study.title), page.markdown(study.question)]
     cards = {
         "runs": str(len(runs)),
@@ -90,7 +93,7 @@ def write_report(
         body.append(page.markdown(section.notes))
     if study.measure is None:
         body += _training_sections(runs, {**ATTACK_WORDS, **study.words})
-    (folder / "report.html").write_text(page.whole(study.title, body))
+    path.write_text(page.whole(study.title, body))
 
 
 def _table(section: Section, folder: Path) -> str:
@@ -157,7 +160,7 @@ def _training_sections(runs: Runs[RunRecord], words: Mapping[str, str]) -> list[
             shown if len(told) <= MAX_ROWS else page.details("Table", shown),
             page.details("By step", "".join(strips)),
         ]
-    body += [answers_section(groups), nodes_section(records)]
+    body += [rounds_section(groups), answers_section(groups), nodes_section(records)]
     body += [page.heading(2, "Excluded replies"), _excluded(records)]
     return [
         *body,
@@ -169,9 +172,14 @@ def _training_sections(runs: Runs[RunRecord], words: Mapping[str, str]) -> list[
 
 def label_runs(records: Sequence[RunRecord]) -> Runs[RunRecord]:
     """Return runs by the overrides in which they differ, which become their labels."""
-    given = [dict(one.split("=", 1) for one in r["overrides"]) for r in records]
+    given = [
+        {one.partition("=")[0]: one.partition("=")[2] for one in run["overrides"]}
+        for run in records
+    ]
     every = dict.fromkeys(key for one in given for key in one if key != "seed")
     axes = [key for key in every if len({one.get(key) for one in given}) > 1]
+    # Runs that differ in their seed alone are one group.
+    axes = axes or ["engine"]
     return Runs(
         {
             Case(
@@ -183,13 +191,15 @@ def label_runs(records: Sequence[RunRecord]) -> Runs[RunRecord]:
     )
 
 
-def write_joint_report(folder: Path, records: Sequence[RunRecord]) -> None:
-    """Write ``results.csv``, plots and ``report.html`` of runs that belong together."""
-    runs = label_runs(records)
-    study = Study("runs", "Safe-DSHB: several runs", "", ())
+def write_joint_report(
+    path: Path, records: Sequence[RunRecord], title: str = "Safe-DSHB: several runs"
+) -> None:
+    """Write the page of runs that belong together; ``results.csv`` and plots beside."""
+    runs, folder = label_runs(records), path.parent
+    study = Study("runs", title, "", ())
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / "results.csv", runs, Training())
-    write_report(folder, study, study.sections(runs), runs)
+    write_report(path, study, study.sections(runs), runs)
 
 
 def shares_left_out(runs: Sequence[RunRecord]) -> Floats:
@@ -319,21 +329,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("files", nargs="+", type=Path)
     from simulations.results import record
 
-    parser.add_argument("--output", type=Path, default=Path("outputs/report"))
+    parser.add_argument("--output", type=Path, default=Path("report.html"))
     args = parser.parse_args(argv)
     runs = []
     for path in args.files:
-        with explained():
+        with explain_errors():
             run = record.read(path)
         if run is None:
             parser.error(f"{path} is not the result of a run")
         runs.append(run)
-    prepare_folder(args.output)
+    prepare_file(args.output)
     if len(runs) == 1:
-        (args.output / "report.html").write_text(run_page(runs[0]))
+        args.output.write_text(run_page(runs[0]))
     else:
         write_joint_report(args.output, runs)
-    print(f"report: {args.output / 'report.html'}")
+    print(f"report: {args.output}")
     return 0
 
 

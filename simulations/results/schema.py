@@ -15,14 +15,16 @@ class Evaluations(TypedDict):
 
 
 class Rounds(TypedDict):
-    """What the server saw in every step; None where the rule does not tell."""
+    """What the server saw in every step; None where the rule does not tell.
+
+    ``metrics`` has every other number of `aggregate_round`, by its name there.
+    """
 
     left_out: list[list[int] | None]
     excluded: dict[str, list[int]]
-    kappa: list[float | None]
-    lambda_max: list[float | None]
     replies: list[int]
     skipped: list[int]
+    metrics: dict[str, list[float | None]]
 
 
 class Returned(TypedDict):

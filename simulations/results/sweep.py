@@ -25,9 +25,9 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from flwr_safedshb.atomic_io import replace_file
-from simulations.config import SettingsError, keys
+from simulations.config import SettingsError, list_keys
 from simulations.results.machine import versions
-from simulations.results.parallel import in_processes
+from simulations.results.parallel import run_in_processes
 from simulations.results.schema import RunRecord
 from simulations.results.statistics import late
 
@@ -217,13 +217,13 @@ class Sweep(Generic[R]):
         Of runs that differ in their seed alone the first is looked at: each is checked
         once more when it starts, and to compose hundreds of them takes a minute.
         """
-        more = set(keys(shlex.join(self.overrides)))
+        more = set(list_keys(shlex.join(self.overrides)))
         names: dict[str, Case] = {}
         checked: set[tuple[str, ...]] = set()
         for case in self.cases:
             if names.setdefault(case.name, case) != case:
                 raise SettingsError(f"two runs of the study are named {case.name}")
-            own = {*keys(shlex.join(case.overrides)), "seed"}
+            own = {*list_keys(shlex.join(case.overrides)), "seed"}
             if taken := own & more:
                 raise SettingsError(
                     f"--set {min(taken)}: the runs are named after their own; leave it "
@@ -268,7 +268,7 @@ def run_missing(
         return True
     start, failed = time.perf_counter(), []
     tasks = [(i, work.measurement, work.overrides_of(c)) for i, c in enumerate(todo)]
-    found = in_processes(_attempt, tasks, workers, "runs", console, cluster)
+    found = run_in_processes(_attempt, tasks, workers, "runs", console, cluster)
     for (i, run), _ in found:
         if isinstance(run, str):
             failed.append(f"{todo[i].name} failed: {run}")

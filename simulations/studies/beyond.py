@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from simulations.config import composed
+from simulations.config import compose_config
 from simulations.data.files import MISSING_FASHION_MNIST, fashion_mnist
 from simulations.results.comparison import ATTACK_WORDS, draw_panels, tabulate
 from simulations.results.schema import RunRecord
@@ -82,7 +82,7 @@ class Part:
             common.append(f"data.path={folder}")
         axes = {"part": {name: ""}, "setting": self.settings}
         for case in grid(*common, **axes, attack={"": ""}, rule={NO_ATTACK: ""}):
-            cfg = composed(shlex.join(case.overrides))
+            cfg = compose_config(shlex.join(case.overrides))
             counts = ("num_nodes=", "num_malicious_nodes=")
             kept = [o for o in case.overrides if not o.startswith(counts)]
             honest = f"num_nodes={cfg.num_nodes - cfg.num_malicious_nodes}"

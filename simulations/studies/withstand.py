@@ -23,8 +23,8 @@ from torch import nn
 from flwr_safedshb import theory
 from flwr_safedshb.cli._forecast import FederationSpec as Planned
 from flwr_safedshb.cli._forecast import Forecast, forecast
-from simulations.config import composed
-from simulations.experiment import federation, untrained
+from simulations.config import compose_config
+from simulations.experiment import build_untrained, load_federation
 from simulations.models import loss_gradient
 from simulations.results.schema import RunRecord
 from simulations.results.statistics import late
@@ -108,8 +108,8 @@ class Outcome:
 def predict(overrides: Sequence[str]) -> Forecast:
     """Return what ``safedshb plan`` says before a run, from the first model alone."""
     text = shlex.join(overrides)
-    cfg, data = composed(text), federation(text)
-    model = copy.deepcopy(untrained(text))
+    cfg, data = compose_config(text), load_federation(text)
+    model = copy.deepcopy(build_untrained(text))
     shards = [[shard] for shard in data.shards]
     gradients = np.array([loss_gradient(model, s, cfg.weight_decay) for s in shards])
     gradient = gradients.mean(axis=0).astype(np.float64)

@@ -229,7 +229,10 @@ UNUSABLE: dict[str, tuple[object, str]] = {
         list(zip(MISSING, LABELS, strict=True)),
         "1 examples .* not finite; fill",
     ),
-    "shapes": (UNEVEN, r"have parts .* for example by padding"),
+    "shapes": (
+        UNEVEN,
+        r"give all items the same parts, types and shapes, for example by padding",
+    ),
 }
 
 

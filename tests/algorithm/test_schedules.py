@@ -10,18 +10,21 @@ from omegaconf import DictConfig
 
 from flwr_safedshb.algorithm.schedules import Constant, Rates, rates_at
 from flwr_safedshb.theory import NonConvex, StronglyConvex
-from simulations.config import composed
+from simulations.config import compose_config
 from simulations.engines import run
-from simulations.experiment import federation, untrained
-from simulations.schedules import logistic_smoothness, scheduled
+from simulations.experiment import build_untrained, load_federation
+from simulations.schedules import logistic_smoothness, make_schedule
 
 SMALL = "data.num_examples=600 data.num_features=5 weight_decay=0.01 num_nodes=5 "
 
 
 def rates_of(overrides: str) -> tuple[Rates, DictConfig]:
-    cfg = composed(SMALL + overrides)
-    data, model = federation(SMALL + overrides), untrained(SMALL + overrides)
-    return scheduled(cfg, data, model, instantiate(cfg.aggregation)), cfg
+    cfg = compose_config(SMALL + overrides)
+    data, model = (
+        load_federation(SMALL + overrides),
+        build_untrained(SMALL + overrides),
+    )
+    return make_schedule(cfg, data, model, instantiate(cfg.aggregation)), cfg
 
 
 def test_constants_and_functions_of_the_step() -> None:
@@ -45,7 +48,7 @@ def test_the_default_is_that_of_the_papers_experiments() -> None:
 
 def test_smoothness_is_that_of_the_hessian_where_it_is_largest() -> None:
     # At theta = 0 every p (1-p) is 1/4: the Hessian of the loss itself, by autograd.
-    data, model = federation(SMALL), untrained(SMALL)
+    data, model = load_federation(SMALL), build_untrained(SMALL)
 
     def loss(theta: torch.Tensor) -> torch.Tensor:
         total = 0.05 * theta.square().sum()  # lambda = 0.1

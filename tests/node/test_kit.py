@@ -305,11 +305,17 @@ def test_services_and_containers_have_the_guides_options(
     assert options(container, command) == [documented]
 
 
-def test_the_nodes_template_is_a_policy() -> None:
-    from flwr_safedshb.privacy.policy import NodePolicy
+def test_the_nodes_template_is_a_policy_and_the_guide_has_every_rule() -> None:
+    from flwr_safedshb.privacy.policy import NodePolicy, get_rule_names
 
     config = read_node_file(KIT / "node.toml").config
     policy = NodePolicy.from_config(config, ("data", "state-dir"))
-    assert None not in vars(policy).values()
+    assert policy.max_epsilon is not None
+    assert policy.delta is not None
+    assert policy.min_noise_multiplier is not None
+    assert policy.max_clip_norm is not None
+    assert policy.require_secure_noise
     guide = GUIDE.read_text()
-    assert all(f"`{key}`" in guide for key in config)
+    assert [
+        key for key in {*config, *get_rule_names()} if f"`{key}`" not in guide
+    ] == []

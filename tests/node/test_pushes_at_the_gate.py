@@ -8,10 +8,10 @@ import pytest
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-from flwr_safedshb.flower.object_tree import walk_tree
+from flwr_safedshb.flower.object_tree import parse_head, walk_tree
 from flwr_safedshb.node.flower_patches.fleet_api import fleet_pb2, message_pb2
 from flwr_safedshb.node.gate.limits import Limits
-from tests.node.gates import Node, Place, question, reply, visited
+from tests.node.gates import RUN, Node, Place, question, reply, visited
 from tests.node.test_gate import asked
 
 
@@ -172,7 +172,19 @@ def test_an_object_is_what_its_id_and_its_bytes_say(tmp_path: Path) -> None:
         async with place.node(5) as node:
             session, parts = await announced(place, node)
             name = next(iter(parts))
+            leaf = next(n for n, each in parts.items() if not parse_head(each).children)
+            # As long as before, and with the same head: only the hash tells.
+            altered = parts[leaf][:-1] + bytes([parts[leaf][-1] ^ 1])
+            of_another_run = message_pb2.PushObjectRequest(
+                node=node.proto(),
+                run_id=RUN + 1,
+                object_id=name,
+                object_content=parts[name],
+                session_id=session,
+            )
             for refused in (
+                await node.push_object(session, leaf, altered),
+                await node.call("push-object", of_another_run),
                 await node.push_object(session, name, parts[name] + b"x"),
                 await node.push_object(session, name, b""),
                 await node.push_object(session, "0" * 64, b"x"),

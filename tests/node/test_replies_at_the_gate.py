@@ -21,7 +21,7 @@ from flwr_safedshb.node.flower_patches.fleet_api import (
 )
 from flwr_safedshb.node.gate.limits import Limits
 from flwr_safedshb.node.gate.message_size import measure_message, measure_object
-from simulations.chaos.hostile.tricks import crafted
+from simulations.chaos.hostile.attacks import change_array
 from tests.guard import HANGS
 from tests.node.gates import (
     RUN,
@@ -72,7 +72,7 @@ def test_a_reply_is_measured_by_what_it_becomes(
     async def visit(place: Place) -> None:
         async with place.node(5) as node:
             answer = reply(await asked(place, node), size=2500)
-            found = await sent(node, crafted(pack_message(answer), **changes))
+            found = await sent(node, change_array(pack_message(answer), **changes))
             assert found.status_code == status, found.text
             reached = "push-messages" in place.superlink.names()
             assert reached == (status == 200)

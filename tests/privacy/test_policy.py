@@ -4,7 +4,12 @@ from dataclasses import fields
 import pytest
 
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from flwr_safedshb.privacy.policy import NodePolicy, PolicyViolation, Value
+from flwr_safedshb.privacy.policy import (
+    NodePolicy,
+    PolicyViolation,
+    Value,
+    get_limits,
+)
 
 PLAN = PrivacyPlan(1.0, 2.0, batch_size=10, num_examples=1000)
 POISSON = PrivacyPlan(1.0, 2.0, 10, 1000, sampling="poisson", adjacency="add-remove")
@@ -49,8 +54,25 @@ def test_a_budget_without_sense_is_refused_under_any_policy(
         NodePolicy().check(PLAN, **asked)  # type: ignore[arg-type]
 
 
-def test_every_rule_has_a_key_and_meeting_it_exactly_is_enough() -> None:
-    assert len(STRICT) == len(fields(NodePolicy))
+def test_every_rule_is_a_limit_or_one_of_four_others() -> None:
+    """A limit that is a field alone would be read from a node's file, and not held."""
+    others = {"sampling", "adjacency", "unit", "require-secure-noise"}
+    rules = {field.name.replace("_", "-") for field in fields(NodePolicy)}
+    assert rules - others == set(get_limits())
+
+
+@pytest.mark.parametrize("rule", get_limits())
+def test_every_limit_is_held(rule: str) -> None:
+    limit = get_limits()[rule]
+    number = 1e-5 if limit.read is None else float(limit.read(PLAN))
+    asked = {rule.replace("-", "_"): number} if limit.read is None else {}
+    NodePolicy.from_config({rule: number}).check(PLAN, **asked)  # type: ignore[arg-type]
+    stricter = NodePolicy.from_config({rule: number * (2 if limit.is_least else 0.5)})
+    with pytest.raises(PolicyViolation, match=rule):
+        stricter.check(PLAN, **asked)  # type: ignore[arg-type]
+
+
+def test_meeting_every_rule_exactly_is_enough() -> None:
     NodePolicy.from_config(STRICT).check(PLAN, max_epsilon=1.0, delta=1e-5)
     NodePolicy.from_config(STRICT).check(PLAN)
 

@@ -10,7 +10,7 @@ import pytest
 
 from simulations import engines, run
 from simulations.check import check, check_study
-from simulations.config import SettingsError, composed, override
+from simulations.config import SettingsError, compose_config, format_override
 from simulations.study import main as study_main
 
 ROOT = Path(__file__).parents[2]
@@ -315,7 +315,10 @@ def test_a_page_does_not_show_a_quick_look(
 
 @pytest.mark.parametrize("path", ["/a/b.npz", "/a b/c,d.npz", "/it's/(x)=[1].npz"])
 def test_any_path_is_one_word_of_an_override(path: str) -> None:
-    assert composed(shlex.join([override("checkpoint", path)])).checkpoint == path
+    assert (
+        compose_config(shlex.join([format_override("checkpoint", path)])).checkpoint
+        == path
+    )
 
 
 def test_the_whole_error_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 from flwr_safedshb.aggregation import Rule
 from flwr_safedshb.attacks import Attack
 from flwr_safedshb.privacy.plan import PrivacyPlan
-from simulations.data import Dirichlet, Libsvm, Phishing, Synthetic, federated
-from simulations.models import build, classification_loss
+from simulations.data import Dirichlet, Libsvm, Phishing, Synthetic, split_data
+from simulations.models import build_model, classification_loss
 from tests.phishing import StandIn
 
 ROOT = Path(__file__).parents[2]
@@ -86,7 +86,7 @@ def test_data(leaf: str, stand_in: StandIn) -> None:
     hash(source)
     if leaf == "fashion-mnist":
         return  # its files need not be on this machine
-    fed = federated(source, instantiate(composed().split), 4, 1)
+    fed = split_data(source, instantiate(composed().split), 4, 1)
     assert fed.held_out == (leaf != "phishing")
     assert min(fed.sizes) >= 25
 
@@ -97,7 +97,7 @@ def test_split(leaf: str) -> None:
     if leaf == "unequal":
         words.append("split.sizes=[20,30,40,710]")
     split = instantiate(composed(*words).split)
-    fed = federated(Synthetic(1000, 3, 0, 0.2), split, 4, 1)
+    fed = split_data(Synthetic(1000, 3, 0, 0.2), split, 4, 1)
     fed.check_batch_size(17)
     if leaf == "dirichlet":
         assert split == Dirichlet(1.0, 17)
@@ -107,7 +107,7 @@ def test_split(leaf: str) -> None:
 def test_model(leaf: str) -> None:
     make = instantiate(composed(f"model={leaf}").model, _partial_=True)
     for classes in (2, 10):
-        model = build(make, (1, 8, 8), classes, seed=1)
+        model = build_model(make, (1, 8, 8), classes, seed=1)
         labels = torch.tensor([1, 0])
         losses = classification_loss(model(torch.rand(2, 1, 8, 8)), labels)
         assert losses.shape == (2,)
@@ -149,9 +149,9 @@ def test_the_papers_settings(stand_in: StandIn) -> None:
         plan = cfg.privacy.plan
         assert (plan.batch_size, plan.clip_norm, cfg.privacy.delta) == (25, 1, 1e-4)
         assert instantiate(cfg.data) == Phishing(None, 0.0)
-        data = federated(stand_in.source(), instantiate(cfg.split), 4, cfg.seed)
+        data = split_data(stand_in.source(), instantiate(cfg.split), 4, cfg.seed)
         make = instantiate(cfg.model, _partial_=True)
-        model = build(make, data.input_shape, data.num_classes, cfg.seed)
+        model = build_model(make, data.input_shape, data.num_classes, cfg.seed)
         assert sum(p.numel() for p in model.parameters()) == 69
 
 
@@ -161,7 +161,7 @@ def test_a_model_of_the_users_own() -> None:
         "+model.in_features=68",
         "+model.out_features=1",
     )
-    model = build(instantiate(cfg.model, _partial_=True), (68,), 2, 0)
+    model = build_model(instantiate(cfg.model, _partial_=True), (68,), 2, 0)
     assert isinstance(model, torch.nn.Linear)
 
 

@@ -8,7 +8,7 @@ from flwr_safedshb.algorithm.checkpoint import load
 from flwr_safedshb.algorithm.progress import Progress
 from simulations.app import OVERRIDES
 from simulations.engines import run
-from simulations.experiment import share
+from simulations.experiment import make_share
 from simulations.loopback import Deployment
 from tests.guard import HANGS
 
@@ -59,7 +59,7 @@ def test_training_helps() -> None:
 
 
 def test_nodes_share_the_examples_and_one_model() -> None:
-    shares = [share("num_nodes=3", i) for i in range(3)]
+    shares = [make_share("num_nodes=3", i) for i in range(3)]
     assert {mine.plan.num_examples for mine in shares} == {4000 * 8 // 10 // 3}
     assert all(len(mine.examples[1]) == mine.plan.num_examples for mine in shares)
     assert len({id(mine.model) for mine in shares}) == 1

@@ -15,9 +15,9 @@ from simulations.models import (
     CNN,
     MLP,
     LogisticRegression,
-    build,
+    build_model,
     classification_loss,
-    evaluate,
+    evaluate_model,
     training_loss,
 )
 
@@ -56,7 +56,7 @@ def test_models_fit_the_data(
     classes: int,
     expected: int,
 ) -> None:
-    model = build(make, shape, classes, seed=0)
+    model = build_model(make, shape, classes, seed=0)
     assert dimension(model) == expected
     inputs, labels = drawn(3, shape, classes)
     outputs = model(inputs)
@@ -66,26 +66,26 @@ def test_models_fit_the_data(
 
 def test_the_cnn_is_for_images() -> None:
     with pytest.raises(ValueError, match=r"input_shape=\(68,\).*model=logistic"):
-        build(CNN, (68,), 2, 0)
+        build_model(CNN, (68,), 2, 0)
 
 
 def test_build_gives_what_is_asked_for_and_not_set() -> None:
     def stated(num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
         return nn.Linear(input_shape[0], num_classes)
 
-    model = build(stated, (5,), 2, 0)
+    model = build_model(stated, (5,), 2, 0)
     assert isinstance(model, nn.Linear)
     assert model.weight.shape == (2, 5)
     # What the user has set stays, and a model may ask for nothing.
-    twice = build(partial(LogisticRegression, num_outputs=2), (5,), 2, 0)
+    twice = build_model(partial(LogisticRegression, num_outputs=2), (5,), 2, 0)
     assert dimension(twice) == 12
-    linear = build(partial(nn.Linear, in_features=5, out_features=1), (5,), 2, 0)
+    linear = build_model(partial(nn.Linear, in_features=5, out_features=1), (5,), 2, 0)
     assert dimension(linear) == 6
 
 
 def test_weights_follow_the_seed_and_leave_the_global_generator() -> None:
     def weights(seed: int) -> torch.Tensor:
-        model = build(CNN, (1, 8, 8), 10, seed)
+        model = build_model(CNN, (1, 8, 8), 10, seed)
         return torch.cat([p.flatten() for p in model.parameters()])
 
     state = torch.get_rng_state()
@@ -101,7 +101,7 @@ def test_weights_follow_the_seed_and_leave_the_global_generator() -> None:
 def test_gradients_are_those_of_each_example_alone(
     make: Callable[..., nn.Module], clipping: Clipping, classes: int
 ) -> None:
-    model = build(make, (1, 8, 8), classes, 0)
+    model = build_model(make, (1, 8, 8), classes, 0)
     inputs, labels = drawn(6, (1, 8, 8), classes)
     clip = 0.5
     parameters = list(model.parameters())
@@ -145,7 +145,7 @@ def test_evaluation_is_the_mean_over_examples(
     classes: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(models, "_MAX_ELEMENTS", 5 * chunk)
-    model = build(partial(MLP, hidden=[6]), (5,), classes, 0)
+    model = build_model(partial(MLP, hidden=[6]), (5,), classes, 0)
     inputs, labels = drawn(10, (5,), classes)
     losses, right = [], 0
     with torch.no_grad():
@@ -155,7 +155,7 @@ def test_evaluation_is_the_mean_over_examples(
             guess = int(output > 0) if classes == 2 else int(output.argmax())
             right += guess == int(label)
         squares = sum(float((p**2).sum()) for p in model.parameters())
-    found = evaluate(model, (inputs, labels))
+    found = evaluate_model(model, (inputs, labels))
     assert found["loss"] == pytest.approx(sum(losses) / 10)
     assert found["accuracy"] == pytest.approx(right / 10)
     # The paper's L_H: each node counts the same, whatever it holds.
@@ -177,8 +177,8 @@ def test_training_loss_has_the_gradient_that_clients_send() -> None:
 def test_evaluation_leaves_the_model_as_it_was() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(5, 1))
     examples = drawn(50, (5,), 2)
-    assert evaluate(model, examples) == evaluate(model, examples)
+    assert evaluate_model(model, examples) == evaluate_model(model, examples)
     assert model.training
     model.eval()
-    evaluate(model, examples)
+    evaluate_model(model, examples)
     assert not model.training

@@ -7,10 +7,10 @@ from flwr.clientapp import ClientApp
 from flwr_safedshb.algorithm.refusal import RefusedError
 from flwr_safedshb.flower.compat import set_process_run
 from simulations.app import OVERRIDES, client_app, make_client_app
-from simulations.experiment import untrained
-from simulations.overrides import plain
+from simulations.experiment import build_untrained
+from simulations.overrides import check_plain
 
-MODEL = untrained("")
+MODEL = build_untrained("")
 HARMLESS = (
     "engine=deployment engine.max_epsilon=4 privacy=high privacy.delta=1e-5 "
     "privacy.plan.sampling=poisson experiment=null 'checkpoint=/tmp/a b.npz' "
@@ -59,8 +59,8 @@ def ask(app: ClientApp, overrides: str | None = None) -> Message:
 
 
 def test_choices_and_plain_values_pass() -> None:
-    assert plain(HARMLESS) == HARMLESS
-    assert plain("") == ""
+    assert check_plain(HARMLESS) == HARMLESS
+    assert check_plain("") == ""
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
@@ -68,10 +68,10 @@ def test_anything_else_is_refused_before_it_is_composed(
     hostile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     composed: list[str] = []
-    monkeypatch.setattr("simulations.app.composed", composed.append)
+    monkeypatch.setattr("simulations.app.compose_config", composed.append)
     for overrides in (hostile, f"steps=3 {hostile}"):
         with pytest.raises(ValueError, match="of the run"):
-            plain(overrides)
+            check_plain(overrides)
     with pytest.raises(RefusedError, match="the log of this node says why"):
         ask(client_app, hostile)
     assert composed == []
@@ -86,5 +86,5 @@ def test_keys_that_are_not_there_are_not_added(unknown: str) -> None:
 def test_who_runs_an_experiment_is_free_to_change_all_of_it() -> None:
     free = "+mine=1 aggregation._target_=my.Rule 'checkpoint=${oc.env:HOME}'"
     with pytest.raises(ValueError, match="of the run"):
-        plain(free)
+        check_plain(free)
     assert ask(make_client_app(free)).has_content()

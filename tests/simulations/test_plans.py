@@ -10,18 +10,18 @@ from flwr_safedshb.attacks import Zero
 from flwr_safedshb.privacy.accounting.accountant import compute_epsilon
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from simulations.attacks import Sleeper
-from simulations.config import composed
+from simulations.config import compose_config
 from simulations.engines import run
-from simulations.experiment import norm_bound_of, share
-from simulations.plans import plans_of, spent, warn_of_small_nodes
+from simulations.experiment import make_norm_bound, make_share
+from simulations.plans import compute_spent, make_plans, warn_of_small_nodes
 
 SIZES = (50, 500, 5000)
 
 
 @pytest.mark.parametrize("local_steps", [1, 10])
 def test_every_node_finds_its_own_noise(local_steps: int) -> None:
-    cfg = composed(f"privacy.target_epsilon=2 local_steps={local_steps}")
-    plans = [plans_of(cfg, size).training for size in SIZES]
+    cfg = compose_config(f"privacy.target_epsilon=2 local_steps={local_steps}")
+    plans = [make_plans(cfg, size).training for size in SIZES]
     assert all(1.9 < plan.epsilon(400, 1e-4) <= 2.0 for plan in plans)
     noise = [plan.noise_multiplier for plan in plans]
     assert noise == sorted(noise, reverse=True)
@@ -31,8 +31,8 @@ def test_every_node_finds_its_own_noise(local_steps: int) -> None:
 @pytest.mark.federation
 @pytest.mark.parametrize("size", SIZES)
 def test_every_ledger_ends_at_the_target(tmp_path: Path, size: int) -> None:
-    cfg = composed("privacy.target_epsilon=2")
-    plan = plans_of(cfg, size).training
+    cfg = compose_config("privacy.target_epsilon=2")
+    plan = make_plans(cfg, size).training
     with Ledger(tmp_path / "ledger", 2.0, 1e-4) as ledger:
         ledger.commit([(plan, 400)], "run")
         for _ in range(40):
@@ -41,8 +41,8 @@ def test_every_ledger_ends_at_the_target(tmp_path: Path, size: int) -> None:
 
 
 def test_without_a_target_all_nodes_have_the_same_noise() -> None:
-    cfg = composed("privacy=moderate")
-    assert {plans_of(cfg, size).training.noise_multiplier for size in SIZES} == {2.0}
+    cfg = compose_config("privacy=moderate")
+    assert {make_plans(cfg, size).training.noise_multiplier for size in SIZES} == {2.0}
 
 
 def test_clients_are_made_with_their_own_plan() -> None:
@@ -50,20 +50,20 @@ def test_clients_are_made_with_their_own_plan() -> None:
         "privacy.target_epsilon=3 steps=20 split=unequal split.sizes=[40,400] "
         "num_nodes=2 num_malicious_nodes=0"
     )
-    cfg = composed(text)
-    expected = [plans_of(cfg, m).training for m in (40, 400)]
-    assert [share(text, i).plan for i in (0, 1)] == expected
+    cfg = compose_config(text)
+    expected = [make_plans(cfg, m).training for m in (40, 400)]
+    assert [make_share(text, i).plan for i in (0, 1)] == expected
 
 
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 def test_the_norm_bound_is_that_of_the_largest_figures(sampling: str) -> None:
     text = "privacy.target_epsilon=3 steps=20 norm_confidence=0.99 weight_decay=0.25"
-    cfg = composed(f"{text} privacy.plan.sampling={sampling}")
-    found = norm_bound_of(cfg, (40, 400))
-    smallest = plans_of(cfg, 40).training
+    cfg = compose_config(f"{text} privacy.plan.sampling={sampling}")
+    found = make_norm_bound(cfg, (40, 400))
+    smallest = make_plans(cfg, 40).training
     b = smallest.batch_size if sampling == "poisson" else None
     assert found == NormBound(smallest.clip_norm, smallest.noise_std, 0.25, b, 0.99)
-    assert norm_bound_of(composed("privacy=moderate"), (40, 400)) is None
+    assert make_norm_bound(compose_config("privacy=moderate"), (40, 400)) is None
 
 
 @pytest.mark.federation
@@ -78,14 +78,14 @@ def test_a_simulation_excludes_what_no_honest_node_sends() -> None:
 @pytest.mark.parametrize("held_out", [0.0, 0.2])
 def test_answers_about_models_are_within_the_target(held_out: float) -> None:
     noise = "null" if held_out else "60"
-    cfg = composed(
+    cfg = compose_config(
         "privacy.target_epsilon=2 private_evaluation.every=10 "
         f"private_evaluation.held_out={held_out} "
         f"private_evaluation.noise_multiplier={noise}"
     )
     for size in (200, 2000):
-        plans = plans_of(cfg, size)
-        assert 1.9 < spent(cfg, size) <= 2.0
+        plans = make_plans(cfg, size)
+        assert 1.9 < compute_spent(cfg, size) <= 2.0
         (_, steps), (second, answers) = plans.charges
         assert (steps, answers) == (400, 40)
         assert plans.evaluation is not None
@@ -99,14 +99,14 @@ def test_answers_about_models_are_within_the_target(held_out: float) -> None:
 def test_a_node_far_above_the_others_is_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    cfg = composed("")
+    cfg = compose_config("")
     (words,) = warn_of_small_nodes(cfg, (50, 2000, 2000, 2000))
-    assert f"50 examples spends epsilon={spent(cfg, 50):.3g}" in words
+    assert f"50 examples spends epsilon={compute_spent(cfg, 50):.3g}" in words
     assert words in caplog.text
     assert warn_of_small_nodes(cfg, (1500, 2000, 2000)) == []
     # Where most are small, none of them is alone.
     assert warn_of_small_nodes(cfg, (50, 50, 50, 5000)) == []
-    assert warn_of_small_nodes(composed("privacy.target_epsilon=2"), SIZES) == []
+    assert warn_of_small_nodes(compose_config("privacy.target_epsilon=2"), SIZES) == []
 
 
 def test_sleepers_behave_and_then_attack() -> None:

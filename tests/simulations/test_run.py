@@ -1,17 +1,20 @@
 """A result is that of the settings beside it, whatever lies in the folder."""
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 from flwr_safedshb.algorithm import checkpoint
 from flwr_safedshb.algorithm.checkpoint import load
-from simulations.command import alone_at
+from simulations import config
+from simulations.command import lock_path
 from simulations.config import SettingsError
 from simulations.engines import run
 from simulations.results import record
@@ -160,16 +163,81 @@ def test_a_multirun_gives_every_job_a_folder_and_holds_it_to_its_settings(
     started(*given, "seed=1,2")
     found = [record.read(tmp_path / str(i) / "model.json") for i in range(2)]
     assert [run and run["seed"] for run in found] == [1, 2]
+    # And one table and one report about all of them.
+    assert len((tmp_path / "results.csv").read_text().splitlines()) == 3
+    assert "2</b><span>runs" in (tmp_path / "report.html").read_text()
     before = files(tmp_path)
     assert run_command([*given, "seed=1,3"]) == 2
     assert "seed was 2 and is 3" in capsys.readouterr().err
     assert files(tmp_path) == before
 
 
+MINE = """
+from flwr_safedshb.attacks import Attack
+from simulations.data import Synthetic
+
+class MyAttack(Attack):
+    def craft_vectors(self, honest, f, rng, aggregate):
+        return -honest.mean(axis=0)
+
+class MyData(Synthetic):
+    pass
+"""
+
+
+@pytest.mark.process
+def test_parts_of_ones_own_run_by_import_path_and_by_a_folder_of_configuration(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "my_module.py").write_text(MINE)
+    (tmp_path / "conf" / "attack").mkdir(parents=True)
+    text = "_target_: my_module.MyAttack\n"
+    (tmp_path / "conf" / "attack" / "mine.yaml").write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    data = ["data._target_=my_module.MyData", *shlex.split(SMALL)]
+    found = []
+    ways = {
+        "path": ["+attack._target_=my_module.MyAttack"],
+        "folder": ["--config-dir", "conf", "attack=mine"],
+    }
+    for way, chosen in ways.items():
+        folder = tmp_path / way
+        command = [sys.executable, "-m", "simulations.run", *chosen, *data]
+        subprocess.run(
+            [*command, f"hydra.run.dir={folder}"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            check=True,
+        )
+        found.append(record.read(folder / "model.json"))
+    first, second = found
+    assert first is not None
+    assert second is not None
+    assert first["config"]["attack"] == {"_target_": "my_module.MyAttack"}
+    assert first["config"]["data"]["_target_"] == "my_module.MyData"  # type: ignore[index]
+    assert first["evaluations"] == second["evaluations"]
+
+
+def test_an_installed_package_publishes_its_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "their_conf" / "attack"
+    folder.mkdir(parents=True)
+    for path in (folder.parent, folder):
+        (path / "__init__.py").touch()
+    (folder / "theirs.yaml").write_text("_target_: flwr_safedshb.attacks.FOE\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    point = EntryPoint("theirs", "their_conf", config.ENTRY_POINTS)
+    monkeypatch.setattr(config, "entry_points", lambda group: [point])
+    cfg = config.compose_config("attack=theirs steps=3")
+    assert cfg.attack == {"_target_": "flwr_safedshb.attacks.FOE"}
+
+
 def test_two_runs_at_once_do_not_share_a_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with alone_at(tmp_path / "model.npz"):
+    with lock_path(tmp_path / "model.npz"):
         assert refused(tmp_path, SMALL) == 2
     assert "another run is at work in" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

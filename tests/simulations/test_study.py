@@ -20,7 +20,7 @@ from rich.console import Console
 
 from simulations import study
 from simulations.config import SettingsError
-from simulations.experiment import share
+from simulations.experiment import make_share
 from simulations.results import record
 from simulations.results.schema import RunRecord
 from simulations.results.sweep import Sweep, Training, run_missing
@@ -145,7 +145,7 @@ def test_label_flippers_are_clients_whose_replies_pass(tmp_path: Path) -> None:
     assert flipped["rounds"]["replies"] == [7, 7]
     assert flipped["data"]["examples_per_node"] == [100] * 4
     overrides = " ".join(flipped["overrides"])
-    honest, hostile = share(overrides, 1), share(overrides, 5)
+    honest, hostile = make_share(overrides, 1), make_share(overrides, 5)
     assert torch.equal(honest.examples[0], hostile.examples[0])
     assert torch.equal(1 - honest.examples[1], hostile.examples[1])
 

@@ -1,5 +1,5 @@
 """What Flower loads on a node."""
 
-from simulations.chaos.client import client
+from simulations.chaos.app import client
 
 __all__ = ["client"]

@@ -1,5 +1,5 @@
 """What Flower loads beside the SuperLink."""
 
-from simulations.chaos.server import server
+from simulations.chaos.app import server
 
 __all__ = ["server"]

@@ -16,16 +16,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.markdown import Markdown
 from rich.text import Text
 
 from flwr_safedshb.atomic_io import replace_file
-from simulations.chaos.band import quiet
-from simulations.chaos.hostile.insider import ATTACKS
-from simulations.chaos.hostile.rows import Report, markdown
+from simulations.chaos.hostile.attacks import ATTACKS
+from simulations.chaos.hostile.report import make_markdown
 from simulations.chaos.hostile.stranger import KINDS
-from simulations.chaos.hostile.suite import attacked
-from simulations.chaos.suite import cleared
+from simulations.chaos.hostile.suite import attack_federation
+from simulations.chaos.suite import clear_folder
+from simulations.chaos.tolerance import quiet_flower
 from simulations.loopback import ROOT
 
 
@@ -40,50 +40,31 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     console = Console(log_path=False)
     begin = time.monotonic()
-    cleared(options.output)
+    clear_folder(options.output)
     tried = [name for name in ATTACKS if name != "be-silent"]
-    attacks = list(itertools.islice(itertools.cycle(tried), options.rounds))
-    with quiet():
-        report = attacked(
+    with quiet_flower():
+        report = attack_federation(
             options.output / "run",
             options.seed,
-            attacks,
+            list(itertools.islice(itertools.cycle(tried), options.rounds)),
             options.quiet,
             list(KINDS),
             options.seconds,
             console.log,
         )
-    path = options.output / "report.json"
-    text = json.dumps({"seed": options.seed, **asdict(report)}, indent=2).encode()
-    replace_file(path, lambda file: file.write(text))
-    page = markdown(report).encode()
-    replace_file(options.output / "table.md", lambda file: file.write(page))
-    console.print(table(report))
+    table = make_markdown(report.rows)
+    text = json.dumps({"seed": options.seed, **asdict(report)}, indent=2)
+    for name, content in (("report.json", text), ("table.md", table)):
+        data = content.encode()
+        replace_file(options.output / name, lambda file, data=data: file.write(data))  # type: ignore[misc]
+    console.print(Markdown(table))
     console.print(f"model: {report.difference:g} off that of a run with a silent node")
     problems = report.wrong + report.slow
     for problem in problems:
         console.print(Text(problem), style="red")
+    path = options.output / "report.json"
     console.print(f"{path}, after {time.monotonic() - begin:.0f} s")
     return 1 if problems else 0
-
-
-def table(report: Report) -> Table:
-    """Return the report for people."""
-    shown = Table()
-    heads = ("Tried", "Answer", "Lost rounds", "Wasted steps")
-    for heading in (*heads, "Slowest call (s), before", "Gate (MiB)"):
-        shown.add_column(heading, overflow="fold")
-    for row in report.rows:
-        cells = (
-            row.tried,
-            row.seen,
-            str(row.lost_rounds),
-            str(row.wasted_steps),
-            f"{row.slowest:.2f}, {row.slowest_before:.2f}",
-            f"{row.memory:.0f}",
-        )
-        shown.add_row(*map(Text, cells))
-    return shown
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from flwr_safedshb.node.flower_patches.fleet_api import fleet_pb2
-from simulations.chaos.trace import note
+from simulations.chaos.trace import append_entry
 from simulations.loopback.signing import Key, public_key_pem, sign_headers
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -38,7 +38,7 @@ class Target:
         self.trusted = ssl.create_default_context(cafile=trusted)
         self._addresses = itertools.cycle(range(2, 2 + _ADDRESSES))
 
-    async def connect(self, tls: bool = True) -> Streams:
+    async def open_link(self, tls: bool = True) -> Streams:
         """Open a connection."""
         context = self.trusted if tls else None
         # From other addresses than the nodes', and from several.
@@ -56,26 +56,26 @@ def request(size: int, key: Key | None = None) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-async def many_headers(target: Target) -> None:
+async def send_many_headers(target: Target) -> None:
     """Send 40,000 headers."""
-    _, writer = await target.connect()
+    _, writer = await target.open_link()
     writer.write(b"POST / HTTP/1.1\r\nhost: gate\r\n" + b"a: b\r\n" * 40_000)
     await writer.drain()
     writer.close()
 
 
-async def held_body(target: Target) -> None:
+async def hold_body(target: Target) -> None:
     """Announce a body of 16 MiB, send some of it, and hold the rest."""
-    reader, writer = await target.connect()
+    reader, writer = await target.open_link()
     writer.write(request(16 * 2**20) + bytes(2**16))
     await writer.drain()
     while await reader.read(2**16):
         pass
 
 
-async def slow_headers(target: Target) -> None:
+async def trickle_headers(target: Target) -> None:
     """Send a header now and then, and never the last."""
-    _, writer = await target.connect()
+    _, writer = await target.open_link()
     writer.write(b"POST / HTTP/1.1\r\n")
     while True:
         writer.write(b"a: b\r\n")
@@ -83,29 +83,29 @@ async def slow_headers(target: Target) -> None:
         await asyncio.sleep(1.0)
 
 
-async def bare_connection(target: Target) -> None:
+async def open_bare_connection(target: Target) -> None:
     """Open a connection and say nothing, not even hello."""
-    reader, _ = await target.connect(tls=False)
+    reader, _ = await target.open_link(tls=False)
     await reader.read()
 
 
-async def aborted_upload(target: Target) -> None:
+async def abort_upload(target: Target) -> None:
     """Begin to upload what a node may send before it is known, and hang up."""
-    _, writer = await target.connect()
+    _, writer = await target.open_link()
     writer.write(request(60_000) + bytes(1_000))
     await writer.drain()
     writer.transport.abort()
 
 
-async def handshake(target: Target) -> None:
+async def abort_handshake(target: Target) -> None:
     """Shake hands, and hang up."""
-    _, writer = await target.connect()
+    _, writer = await target.open_link()
     writer.transport.abort()
 
 
-async def half_hello(target: Target) -> None:
+async def trickle_hello(target: Target) -> None:
     """Begin to shake hands, byte by byte, and never finish."""
-    _, writer = await target.connect(tls=False)
+    _, writer = await target.open_link(tls=False)
     hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(300)
     for byte in hello:
         writer.write(bytes([byte]))
@@ -113,24 +113,24 @@ async def half_hello(target: Target) -> None:
         await asyncio.sleep(0.5)
 
 
-async def unknown_key(target: Target) -> None:
+async def use_unknown_key(target: Target) -> None:
     """Ask to be let in with a key that nobody has registered."""
     key = ec.generate_private_key(ec.SECP384R1())
     ask = fleet_pb2.ActivateNodeRequest(
         public_key=public_key_pem(key), heartbeat_interval=30
     )
     body = ask.SerializeToString()
-    reader, writer = await target.connect()
+    reader, writer = await target.open_link()
     head = request(len(body), key).replace(_PATH.encode(), b"/v1/fleet/activate-node")
     writer.write(head + body)
     await reader.readline()
     writer.close()
 
 
-async def odd_request(target: Target) -> None:
+async def send_odd_requests(target: Target) -> None:
     """Send what proxies and servers may read in two ways."""
     for head in ODD:
-        reader, writer = await target.connect()
+        reader, writer = await target.open_link()
         writer.write(b"POST /v1/fleet/pull-messages " + head)
         await reader.readline()
         writer.transport.abort()
@@ -151,15 +151,15 @@ ODD = [
 ]
 
 KINDS: dict[str, tuple[Callable[[Target], Awaitable[None]], int]] = {
-    "many-headers": (many_headers, 8),
-    "held-bodies": (held_body, _BODIES),
-    "slow-headers": (slow_headers, _CONNECTIONS),
-    "bare-connections": (bare_connection, _CONNECTIONS),
-    "aborted-uploads": (aborted_upload, 8),
-    "handshakes": (handshake, 100),
-    "half-hellos": (half_hello, _CONNECTIONS),
-    "unknown-keys": (unknown_key, 50),
-    "odd-requests": (odd_request, 8),
+    "many-headers": (send_many_headers, 8),
+    "held-bodies": (hold_body, _BODIES),
+    "slow-headers": (trickle_headers, _CONNECTIONS),
+    "bare-connections": (open_bare_connection, _CONNECTIONS),
+    "aborted-uploads": (abort_upload, 8),
+    "handshakes": (abort_handshake, 100),
+    "half-hellos": (trickle_hello, _CONNECTIONS),
+    "unknown-keys": (use_unknown_key, 50),
+    "odd-requests": (send_odd_requests, 8),
 }
 
 
@@ -185,7 +185,7 @@ async def wait_and_attack(
 ) -> None:
     """Let calls be timed without the attack first, and then with it."""
     await asyncio.sleep(seconds)
-    note(output, {"begin": time.monotonic()})
+    append_entry(output, {"begin": time.monotonic()})
     await attack(kind, address, seconds, trusted)
 
 

@@ -22,7 +22,7 @@ from flwr_safedshb.attacks import ALIE, FOE, Attack, MinMax
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from simulations.config import check_numbers
 from simulations.results.intervals import Estimate, estimate_means, slope
-from simulations.results.parallel import in_processes
+from simulations.results.parallel import run_in_processes
 from simulations.results.plots import LOOKS, PANEL, STYLE, save
 from simulations.studies.convergence.problem import Floats, Problem
 
@@ -218,7 +218,7 @@ class ConvergenceCheck:
         tasks = [(case, seed) for case in reversed(CASES) for seed in seeds]
         gaps = {case: np.empty((len(seeds), len(self.times))) for case in CASES}
         spent = 0.0
-        for (case, seed, row), seconds in in_processes(
+        for (case, seed, row), seconds in run_in_processes(
             partial(_task, self), tasks, self.workers, "training", console
         ):
             gaps[case][seed - self.seed] = row

@@ -16,7 +16,7 @@ from flwr_safedshb.atomic_io import replace_file
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.theory import check_num_malicious
 from simulations.config import check_numbers
-from simulations.results.parallel import in_processes
+from simulations.results.parallel import run_in_processes
 from simulations.studies.trilemma import analysis, figures
 from simulations.studies.trilemma.analysis import Cell, Measured
 from simulations.studies.trilemma.points import RULES, Point, errors
@@ -158,7 +158,7 @@ class EmpiricalTrilemma:
         blocks = [seeds[i : i + BLOCK] for i in range(0, len(seeds), BLOCK)]
         tasks = [(key, cells[key], block) for key in cells for block in blocks]
         tasks.sort(key=lambda task: -task[1].point.n)
-        found = in_processes(_task, tasks, self.workers, "measuring", console)
+        found = run_in_processes(_task, tasks, self.workers, "measuring", console)
         spent = 0.0
         for (key, block, values), seconds in found:
             cells[key].add(block, values)

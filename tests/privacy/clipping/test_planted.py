@@ -21,9 +21,8 @@ from flwr_safedshb.audit.sensitivity_search import search_sensitivity
 from flwr_safedshb.audit.suites import ZOO
 from flwr_safedshb.audit.zoo import state
 from flwr_safedshb.privacy.batches import Example
-from flwr_safedshb.privacy.clipping import backward as passes
+from flwr_safedshb.privacy.clipping import backward, gradients, isolation
 from flwr_safedshb.privacy.clipping import clipped_sum as sums
-from flwr_safedshb.privacy.clipping import gradients, isolation
 from flwr_safedshb.privacy.clipping import made_up_examples as made_up
 from flwr_safedshb.privacy.clipping import total_functions as total
 from flwr_safedshb.privacy.clipping import validate_model as validate
@@ -50,7 +49,7 @@ def norm(vector: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(vector.double()))
 
 
-# ------------------------------------------------------------------ the proof in `sums`
+# ------------------------------------------------------- the proof in `clipped_sum`
 
 
 def underflow() -> float:
@@ -256,7 +255,7 @@ SUMS: dict[str, tuple[Plant, Probe]] = {
     ),
 }
 
-# -------------------------------- examples apart: passes, streams, total, checks
+# ------------------- examples apart: backward, streams, total_functions, isolation
 
 
 def attack(name: str, candidates: int = 300) -> Probe:
@@ -502,56 +501,56 @@ def ignore_usable(patch: pytest.MonkeyPatch) -> None:
 
 
 APART: dict[str, tuple[Plant, Probe]] = {
-    "passes: arrays are given without a copy": (
+    "backward: arrays are given without a copy": (
         put(ArrayExamples, "read_batch", without_copy),
         overwritten,
     ),
-    "passes: a call gives away its batch": (
+    "backward: a call gives away its batch": (
         put(gradients, "copy_batch", lambda batch: batch),
         overwritten_by_call,
     ),
-    "passes: all examples share the model": (
+    "backward: all examples share the model": (
         put(PerExampleBackward, "make_copy", shares_all),
         unseen,
     ),
-    "passes: lists are copied shallowly": (
+    "backward: lists are copied shallowly": (
         put(PerExampleBackward, "make_copy", shares_objects),
         unseen,
     ),
-    "passes: all examples share the loss": (
+    "backward: all examples share the loss": (
         put(PerExampleBackward, "make_copy", shares_objects),
         unseen_by_loss,
     ),
-    "passes: copies are not made on write": (
-        put(passes, "_copy_on_write", lambda tensor: tensor),
+    "backward: copies are not made on write": (
+        put(backward, "_copy_on_write", lambda tensor: tensor),
         unseen,
     ),
     "streams: examples draw one after the other": (
-        put(passes, "separate_streams", one_stream),
+        put(backward, "separate_streams", one_stream),
         attack("noise where positive", 150),
     ),
     "streams: what is drawn afterwards depends on examples": (
-        put(passes, "separate_streams", streams_that_stay),
+        put(backward, "separate_streams", streams_that_stay),
         next_mask,
     ),
-    "total: one label makes all of a batch NaN": (
+    "total_functions: one label makes all of a batch NaN": (
         put(PerExampleBackward, "run", zero_all),
         attack("CrossEntropyLoss", 600),
     ),
-    "total: labels are trusted": (trust_losses, attack("CrossEntropyLoss")),
-    "total: an operation that raises is taken for total": (
+    "total_functions: labels are trusted": (trust_losses, attack("CrossEntropyLoss")),
+    "total_functions: an operation that raises is taken for total": (
         trust_index,
         attack("loss with index_select"),
     ),
-    "total: a place that does not exist makes all of a batch NaN": (
+    "total_functions: a place that does not exist makes all of a batch NaN": (
         put(total, "_fill_nan", fill_all),
         attack("CrossEntropyLoss", 1500),
     ),
-    "total: random numbers are drawn by value": (
+    "total_functions: random numbers are drawn by value": (
         put(total, "_TOTAL", total._TOTAL | {"poisson"}),
         attack("Poisson noise", 150),
     ),
-    "total: nothing is looked for": (
+    "total_functions: nothing is looked for": (
         trust_all,
         attack("loss with index_select"),
     ),
@@ -560,31 +559,31 @@ APART: dict[str, tuple[Plant, Probe]] = {
         put(made_up, "_draw_like", true_values),
         looked_at,
     ),
-    "checks: own state": (
+    "isolation: own state": (
         put(isolation, "_refuse_own_state", lambda *_: None),
         attack("frozen running mean"),
     ),
-    "checks: own state, in evaluation mode": (
+    "isolation: own state, in evaluation mode": (
         put(isolation, "_refuse_own_state", in_evaluation),
         attack("buffer"),
     ),
-    "checks: own state, of ordinary values": (
+    "isolation: own state, of ordinary values": (
         put(isolation, "scale_examples", lambda examples, size: examples),
         attack("state of large values"),
     ),
-    "checks: an attribute": (
+    "isolation: an attribute": (
         put(isolation, "_list_tensors", lambda module, loss: {}),
         attack("attribute"),
     ),
-    "checks: hidden state": (
+    "isolation: hidden state": (
         believe_state,
         attack("closure"),
     ),
-    "checks: hidden state in a class": (
+    "isolation: hidden state in a class": (
         believe_state,
         attack("class attribute"),
     ),
-    "checks: copies that are none": (
+    "validate_model: copies that are none": (
         put(validate, "_copy_apart", lambda model, loss: (model, loss)),
         redrawn,
     ),

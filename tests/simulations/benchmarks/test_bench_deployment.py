@@ -6,13 +6,13 @@ import pytest
 
 from simulations.benchmarks import deployment
 from simulations.benchmarks.deployment import (
+    FederationCost,
     FlowerDeployment,
     OurDeployment,
-    RoundCost,
 )
 from simulations.benchmarks.federated import make_model
 from simulations.benchmarks.lower_bound import measure_lower_bound
-from simulations.benchmarks.result import compare
+from simulations.benchmarks.result import compare_thresholds
 
 
 @pytest.mark.parametrize(
@@ -23,22 +23,22 @@ def test_thresholds_see_what_they_are_about(
 ) -> None:
     def measure_federation(
         kind: type, folder: Path, num_nodes: int, hidden: int, rounds: int
-    ) -> RoundCost:
+    ) -> FederationCost:
         if kind is FlowerDeployment:
-            return RoundCost(first=20.0, round=8.0, message=4.0, memory=230.0)
+            return FederationCost(round=8.0, message=4.0, memory=230.0)
         assert kind is OurDeployment
-        return RoundCost(first=9.0, round=length, message=spent, memory=400.0)
+        return FederationCost(round=length, message=spent, memory=400.0)
 
     monkeypatch.setattr(deployment, "measure_federation", measure_federation)
     monkeypatch.setattr(deployment, "measure_lower_bound", lambda *_: 0.1)
     result = deployment.measure(quick=False)
-    verdicts = [row[3] for row in compare("deployment", result.figures).rows]
+    verdicts = [row[3] for row in compare_thresholds("deployment", result.figures).rows]
     assert verdicts == [verdict, verdict]
     assert result.costs["round, ours / Flower"] == pytest.approx(length / 8.0)
     (table,) = result.tables
     assert [row[:2] for row in table.rows] == [
-        *(("4", "69"), ("4", "1.8M"), ("4", "12.8M")),
-        *(("1", "69"), ("12", "69"), ("20", "69")),
+        *((4, "69"), (4, "1.8M"), (4, "12.8M")),
+        *((1, "69"), (12, "69"), (20, "69")),
     ]
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from flwr_safedshb.algorithm.budget import LEDGER_NAME
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from simulations.benchmarks import client_step, deployed, startup, steps
-from simulations.benchmarks.result import compare
+from simulations.benchmarks.result import compare_thresholds
 from simulations.benchmarks.steps import (
     OPACUS,
     OURS,
@@ -64,8 +64,8 @@ def test_our_step_is_a_private_gradient(name: str) -> None:
 def test_models_have_the_sizes_that_thresholds_speak_of(name: str, size: int) -> None:
     task = TASKS[name]
     assert sum(p.numel() for p in task.make().parameters()) == size
-    inputs, targets = task.data()
-    assert len(inputs) == len(targets) == task.plan().num_examples
+    inputs, targets = task.make_data()
+    assert len(inputs) == len(targets) == task.make_plan().num_examples
 
 
 def test_times_are_those_of_all_steps_and_draws(
@@ -106,7 +106,9 @@ def test_thresholds_see_what_they_are_about(
     monkeypatch.setattr(client_step, "call_alone", measured)
     monkeypatch.setattr(deployed, "momentum_survives_kill", lambda size: not slow)
     result = client_step.measure(quick=True)
-    verdicts = [row[3] for row in compare("client_step", result.figures).rows]
+    verdicts = [
+        row[3] for row in compare_thresholds("client_step", result.figures).rows
+    ]
     assert verdicts == ["MISSED" if slow else "met"] * 17
     assert result.costs["MLP / plain SGD"] == pytest.approx(2.4 * far)
 
@@ -116,7 +118,7 @@ def test_start_is_measured_against_torch(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(startup, "processor_seconds", lambda s: taken.get(s, 4.0))
     result = startup.measure(quick=False)
     assert result.costs == {"client ready / torch": pytest.approx(1.55)}
-    assert compare("startup", result.figures).rows[0][3] == "MISSED"
+    assert compare_thresholds("startup", result.figures).rows[0][3] == "MISSED"
 
 
 @pytest.mark.process
@@ -135,8 +137,5 @@ def test_the_deployed_step_charges_and_keeps(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_momentum_is_found_after_a_kill(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert deployed.momentum_survives_kill(10**5)
+def test_a_momentum_is_found_after_a_kill(tmp_path: Path) -> None:
+    assert deployed.momentum_survives_kill(10**5, str(tmp_path))

@@ -13,7 +13,13 @@ from simulations.benchmarks import __main__ as bench
 from simulations.benchmarks import history, html, result
 from simulations.benchmarks.history import Entry
 from simulations.benchmarks.plots import EXTRAPOLATED, Panel
-from simulations.benchmarks.result import Figure, Result, Table, compare, format_short
+from simulations.benchmarks.result import (
+    Measurement,
+    Result,
+    ResultTable,
+    compare_thresholds,
+    format_cell,
+)
 from simulations.benchmarks.thresholds import BENCHMARKS, Benchmark, Threshold
 
 EXAMPLE = Benchmark(
@@ -30,8 +36,13 @@ BARS = {"": {"a": 1.0, "b": 2.0}}
 
 def measure(quick: bool) -> Result:
     return Result(
-        tables=[Table("Times", ("model", "ms"), [("a <b>", "1.5")], "What ms means.")],
-        figures={"speed of <two>": Figure(3.0, "a note"), "memory": Figure(9.0)},
+        tables=[
+            ResultTable("Times", ("model", "ms"), [("a <b>", "1.5")], "What ms means.")
+        ],
+        figures={
+            "speed of <two>": Measurement(3.0, "a note"),
+            "memory": Measurement(9.0),
+        },
         costs={"a / floor": 1.5},
         raw={"quick": quick},
         panels=[Panel("A", "n", "s", LINES), Panel("B", "", "s", BARS, kind="bars")],
@@ -80,7 +91,7 @@ def test_a_threshold_holds_on_its_side(sign: str, value: float, holds: bool) -> 
 
 def test_a_figure_without_a_threshold_is_an_error() -> None:
     with pytest.raises(ValueError, match="renamed"):
-        compare("example", {"renamed": Figure(1.0)})
+        compare_thresholds("example", {"renamed": Measurement(1.0)})
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -93,12 +104,12 @@ def test_thresholds_have_names_of_their_own_and_a_sign(name: str) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        *((0.316, "0.32"), (7, "7"), (12.3, "12"), (1520.4, "1,520")),
-        *((1e5, "1e5"), (1.234e12, "1.2e12")),
+        *((0.0316, "0.0316"), (7, "7"), (12.34, "12.3"), (99.97, "100")),
+        *((1520.4, "1,520"), (1e5, "1e5"), (1.234e12, "1.2e12"), (None, "")),
     ],
 )
-def test_numbers_are_written_short(value: float, words: str) -> None:
-    assert format_short(value) == words
+def test_numbers_are_written_short(value: float | None, words: str) -> None:
+    assert format_cell(value) == words
 
 
 def section(tmp_path: Path) -> html.Section:
@@ -111,12 +122,12 @@ FAILED = html.Section("broken", 1.0, None, None)
 
 
 def test_page_has_thresholds_tables_and_pictures(tmp_path: Path) -> None:
-    changes = Table("Since 1.0", ("figure", "now"), [("a", "2")])
+    changes = ResultTable("Since 1.0", ("figure", "now"), [("a", "2")])
     page = html.write_page([section(tmp_path), FAILED], entry(), changes)
     assert "1 of 2" in page
     assert page.count("MISSED") == page.count("<td>met</td>") == 1
     assert "data:image/png;base64," in page
-    assert "<h2>Example &amp; more</h2>" in page
+    assert "<h3>Example &amp; more</h3>" in page
     assert "a &lt;b&gt;" in page
     assert "What ms means." in page
     assert "broken failed" in page
@@ -181,7 +192,7 @@ def test_all_benchmarks_run_and_only_a_record_is_kept(
 ) -> None:
     bench.main(["--out", str(tmp_path)])
     whole = (tmp_path / "index.html").read_text()
-    assert all(f"benchmarks.{name}`" in whole for name in BENCHMARKS)
+    assert all(f"benchmarks.{name}<" in whole for name in BENCHMARKS)
     assert not path.exists()
     bench.main(["--out", str(tmp_path), "--record"])
     (line,) = path.read_text().splitlines()

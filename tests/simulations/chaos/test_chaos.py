@@ -22,31 +22,30 @@ from flwr_safedshb.algorithm.progress import Progress
 from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from flwr_safedshb.strategy import SafeDSHB
-from simulations.chaos import band
-from simulations.chaos.checks import HONEST
+from simulations.chaos.app import CHECKPOINT, LOG, TRACE
 from simulations.chaos.faults import FAULTS
-from simulations.chaos.findings import examined
 from simulations.chaos.problem import (
     DELTA,
     DIMENSION,
     EXAMPLES,
+    HONEST,
     HOSTILE,
     MAX_EPSILON,
     NODES,
     PLAN,
-    momentum,
-    optimum,
+    compute_momentum,
+    find_optimum,
 )
-from simulations.chaos.server import CHECKPOINT, LOG, TRACE
-from simulations.chaos.suite import cleared, trained
-from simulations.chaos.trace import note
-from simulations.chaos.trial import Trial
+from simulations.chaos.suite import clear_folder, examine_trial, run_trials
+from simulations.chaos.tolerance import Tolerance, measure_tolerance
+from simulations.chaos.trace import append_entry
+from simulations.chaos.trial import FaultTrial
 from simulations.loopback import Deployment
 
 SEED, STEPS = 3, 2
 SESSION = "0123456789abcdef"
 MODELS = {step: np.full(DIMENSION, 0.25 * step) for step in range(STEPS)}
-BAND = band.Band(0.1, 0.02)
+TOLERANCE = Tolerance(0.1, 0.02)
 
 
 def node_id(node: int) -> int:
@@ -54,7 +53,7 @@ def node_id(node: int) -> int:
 
 
 def reply(node: int, step: int, **changes: object) -> dict[str, object]:
-    vector = momentum(node, range(step + 1), MODELS, SEED)
+    vector = compute_momentum(node, range(step + 1), MODELS, SEED)
     return {
         "to": f"{node}-{step}",
         "error": None,
@@ -66,7 +65,7 @@ def reply(node: int, step: int, **changes: object) -> dict[str, object]:
 
 
 @pytest.fixture
-def trial(tmp_path: Path) -> Trial:
+def trial(tmp_path: Path) -> FaultTrial:
     """Return a training of two steps without a fault, made up file by file."""
     logs = {"superlink": "all is well", "node-0": ""}
     federation = SimpleNamespace(
@@ -75,7 +74,7 @@ def trial(tmp_path: Path) -> Trial:
         log=lambda name, characters=0: logs[name],
         logs=logs,
     )
-    trial = Trial(cast(Deployment, federation), tmp_path, SEED, STEPS, 1.0)
+    trial = FaultTrial(cast(Deployment, federation), tmp_path, SEED, STEPS, 1.0)
     (tmp_path / LOG).write_text("[ROUND 1/2]\n")
     for node in HONEST:
         trial.federation.state_dir(node).mkdir()
@@ -83,19 +82,19 @@ def trial(tmp_path: Path) -> Trial:
         with Ledger(path, MAX_EPSILON, DELTA) as ledger:
             for step in range(STEPS):
                 ledger.charge(PLAN, run=SESSION)
-                note(tmp_path / f"released-{node}.jsonl", {"step": step})
+                append_entry(tmp_path / f"released-{node}.jsonl", {"step": step})
     for step in range(STEPS):
         for node in range(NODES):
             sent = {"id": f"{node}-{step}", "node": node_id(node), "step": step}
             model = MODELS[step].tolist()
-            note(tmp_path / TRACE, {**sent, "session": SESSION, "model": model})
+            append_entry(tmp_path / TRACE, {**sent, "session": SESSION, "model": model})
         for node in HONEST:
-            note(tmp_path / TRACE, reply(node, step))
-    finish(trial, optimum(SEED))
+            append_entry(tmp_path / TRACE, reply(node, step))
+    finish(trial, find_optimum(SEED))
     return trial
 
 
-def finish(trial: Trial, model: np.ndarray, skipped: int = 0) -> None:
+def finish(trial: FaultTrial, model: np.ndarray, skipped: int = 0) -> None:
     arrays = ArrayRecord({"weight": Array(model.astype(np.float32).reshape(-1, 1))})
     metrics = MetricRecord({"skipped": skipped, "left-out": [node_id(HOSTILE)]})
     progress = Progress(SESSION, SEED, STEPS, STEPS, arrays)
@@ -103,56 +102,56 @@ def finish(trial: Trial, model: np.ndarray, skipped: int = 0) -> None:
     save(trial.folder / CHECKPOINT, progress)
 
 
-def problems(trial: Trial) -> list[str]:
+def problems(trial: FaultTrial) -> list[str]:
     hostile = next(fault for fault in FAULTS if fault.key == "hostile")
-    (finding,) = examined(trial, [replace(hostile, line="ROUND")], BAND)
+    (finding,) = examine_trial(trial, [replace(hostile, line="ROUND")], TOLERANCE)
     return finding.problems
 
 
-def test_nothing_is_wrong_with_a_training_without_a_fault(trial: Trial) -> None:
+def test_nothing_is_wrong_with_a_training_without_a_fault(trial: FaultTrial) -> None:
     assert problems(trial) == []
 
 
-def skip_a_round(trial: Trial) -> None:
-    finish(trial, optimum(SEED), skipped=1)
+def skip_a_round(trial: FaultTrial) -> None:
+    finish(trial, find_optimum(SEED), skipped=1)
 
 
-def use_the_hostile_node(trial: Trial) -> None:
-    finish(trial, optimum(SEED))
-    progress = trial.progress()
+def use_the_hostile_node(trial: FaultTrial) -> None:
+    finish(trial, find_optimum(SEED))
+    progress = trial.load_progress()
     assert progress is not None
     progress.train[2]["left-out"] = []
     save(trial.folder / CHECKPOINT, progress)
 
 
-def learn_nothing(trial: Trial) -> None:
+def learn_nothing(trial: FaultTrial) -> None:
     finish(trial, np.zeros(DIMENSION))
 
 
-def release_without_a_charge(trial: Trial) -> None:
-    note(trial.folder / "released-2.jsonl", {"step": 1})
+def release_without_a_charge(trial: FaultTrial) -> None:
+    append_entry(trial.folder / "released-2.jsonl", {"step": 1})
 
 
-def deliver_without_a_trace(trial: Trial) -> None:
-    note(trial.folder / TRACE, reply(2, 1))
+def deliver_without_a_trace(trial: FaultTrial) -> None:
+    append_entry(trial.folder / TRACE, reply(2, 1))
 
 
-def forget_a_ledger(trial: Trial) -> None:
+def forget_a_ledger(trial: FaultTrial) -> None:
     path = trial.federation.state_dir(1) / LEDGER_NAME
     path.unlink()
     Ledger(path, MAX_EPSILON, DELTA).close()
 
 
-def send_the_gradient_bare(trial: Trial) -> None:
-    vector = momentum(0, [0, 1], MODELS, SEED) + 0.01
+def send_the_gradient_bare(trial: FaultTrial) -> None:
+    vector = compute_momentum(0, [0, 1], MODELS, SEED) + 0.01
     arrays = {"arrays/weight": vector.tolist()}
-    note(trial.folder / "released-0.jsonl", {"step": 1})
-    note(trial.folder / TRACE, reply(0, 1, arrays=arrays))
+    append_entry(trial.folder / "released-0.jsonl", {"step": 1})
+    append_entry(trial.folder / TRACE, reply(0, 1, arrays=arrays))
 
 
-def report_a_loss(trial: Trial) -> None:
+def report_a_loss(trial: FaultTrial) -> None:
     metrics = {"metrics": {"num-examples": EXAMPLES, "loss": 0.5}}
-    note(trial.folder / TRACE, reply(0, 1, metrics=metrics))
+    append_entry(trial.folder / TRACE, reply(0, 1, metrics=metrics))
 
 
 def stated(epsilon: float) -> dict[str, object]:
@@ -165,26 +164,28 @@ def stated(epsilon: float) -> dict[str, object]:
     return {"metrics": public}
 
 
-def state_another_epsilon(trial: Trial) -> None:
-    note(trial.folder / TRACE, reply(0, 1, metrics=stated(0.5)))
+def state_another_epsilon(trial: FaultTrial) -> None:
+    append_entry(trial.folder / TRACE, reply(0, 1, metrics=stated(0.5)))
 
 
-def test_a_node_may_state_what_its_steps_cost(trial: Trial) -> None:
-    note(trial.folder / TRACE, reply(0, 1, metrics=stated(PLAN.epsilon(2, DELTA))))
+def test_a_node_may_state_what_its_steps_cost(trial: FaultTrial) -> None:
+    append_entry(
+        trial.folder / TRACE, reply(0, 1, metrics=stated(PLAN.epsilon(2, DELTA)))
+    )
     assert not [told for told in problems(trial) if "reports" in told]
 
 
-def send_more(trial: Trial) -> None:
+def send_more(trial: FaultTrial) -> None:
     records = ["arrays", "metrics", "more"]
-    note(trial.folder / TRACE, reply(0, 1, records=records))
+    append_entry(trial.folder / TRACE, reply(0, 1, records=records))
 
 
-def explain_too_much(trial: Trial) -> None:
+def explain_too_much(trial: FaultTrial) -> None:
     error = "<class 'ValueError'>:<'patient 4711 has no age'>"
-    note(trial.folder / TRACE, reply(0, 1, error=error))
+    append_entry(trial.folder / TRACE, reply(0, 1, error=error))
 
 
-def log_a_path(trial: Trial) -> None:
+def log_a_path(trial: FaultTrial) -> None:
     (trial.folder / LOG).write_text(f"ROUND\n/data/{LEDGER_NAME} is gone\n")
 
 
@@ -206,48 +207,48 @@ def log_a_path(trial: Trial) -> None:
     ],
 )
 def test_each_check_can_fail(
-    trial: Trial, spoil: Callable[[Trial], None], told: str
+    trial: FaultTrial, spoil: Callable[[FaultTrial], None], told: str
 ) -> None:
     spoil(trial)
     assert any(re.search(told, problem) for problem in problems(trial))
 
 
-def test_a_fault_that_no_log_tells_of_is_a_problem(trial: Trial) -> None:
+def test_a_fault_that_no_log_tells_of_is_a_problem(trial: FaultTrial) -> None:
     late = next(fault for fault in FAULTS if fault.key == "late")
-    (finding,) = examined(trial, [replace(late, step=0)], BAND)
+    (finding,) = examine_trial(trial, [replace(late, step=0)], TOLERANCE)
     assert any("no line of the log" in problem for problem in finding.problems)
     assert any("was struck and not missed" in problem for problem in finding.problems)
 
 
-def test_lost_steps_are_those_charged_and_never_used(trial: Trial) -> None:
+def test_lost_steps_are_those_charged_and_never_used(trial: FaultTrial) -> None:
     """Node 1 dies after a charge, and computes step 1 once more than it delivers."""
     with Ledger(trial.federation.state_dir(1) / LEDGER_NAME) as ledger:
         ledger.charge(PLAN, steps=2, run=SESSION)
-    note(trial.folder / "released-1.jsonl", {"step": 1})
+    append_entry(trial.folder / "released-1.jsonl", {"step": 1})
     killed = next(fault for fault in FAULTS if fault.key == "killed-after")
-    (finding,) = examined(trial, [killed], BAND)
+    (finding,) = examine_trial(trial, [killed], TOLERANCE)
     assert finding.lost_steps == 2
     expected = PLAN.epsilon(4, DELTA) - PLAN.epsilon(2, DELTA)
     assert finding.lost_epsilon == pytest.approx(expected)
 
 
-def test_a_charge_lost_with_its_node_hides_no_release(trial: Trial) -> None:
+def test_a_charge_lost_with_its_node_hides_no_release(trial: FaultTrial) -> None:
     killed = next(fault for fault in FAULTS if fault.key == "killed-after")
-    (finding,) = examined(trial, [killed], BAND)
+    (finding,) = examine_trial(trial, [killed], TOLERANCE)
     assert any("node 1 has charged 2 steps" in text for text in finding.problems)
 
 
 @pytest.mark.federation
-def test_the_band_tells_training_from_no_defence(
+def test_the_tolerance_tells_training_from_no_defence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The average, which the hostile node moves, lies outside what is called noise."""
     steps = 3
-    normal = band.measured(SEED, steps, runs=8)
-    assert normal.limit < 1.0 < np.linalg.norm(optimum(SEED))
+    normal = measure_tolerance(SEED, steps, runs=8)
+    assert normal.limit < 1.0 < np.linalg.norm(find_optimum(SEED))
     undefended = partial(SafeDSHB, Average())
-    monkeypatch.setattr("simulations.chaos.band.SafeDSHB", undefended)
-    assert band.measured(SEED, steps, runs=2).mean > normal.limit
+    monkeypatch.setattr("simulations.chaos.tolerance.SafeDSHB", undefended)
+    assert measure_tolerance(SEED, steps, runs=2).mean > normal.limit
 
 
 @pytest.mark.process
@@ -263,7 +264,7 @@ def test_a_disk_that_a_killed_run_has_left_is_taken_away(tmp_path: Path) -> None
     command = [sys.executable, "-c", script, str(folder / "node-0")]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     assert str(tmp_path) in Path("/proc/mounts").read_text()
-    assert list(cleared(folder).iterdir()) == []
+    assert list(clear_folder(folder).iterdir()) == []
     assert str(tmp_path) not in Path("/proc/mounts").read_text()
 
 
@@ -279,8 +280,8 @@ def test_short_suite(tmp_path: Path) -> None:
         if fault.key in SHORT
     ]
     steps = 6
-    normal = band.measured(SEED, steps)
-    findings = trained(tmp_path / "flower", faults, SEED, steps, normal, print)
+    normal = measure_tolerance(SEED, steps)
+    findings = run_trials(tmp_path / "flower", faults, SEED, steps, normal, print)
     assert [finding.problems for finding in findings] == [[]] * len(SHORT)
     lost = {finding.fault: finding.lost_steps for finding in findings}
     assert lost == {key: int(key == "killed-after") for key in SHORT}

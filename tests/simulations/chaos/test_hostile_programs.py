@@ -18,17 +18,24 @@ from flwr_safedshb.node.flower_patches.runtime_client import Runtime, acquire_ta
 from flwr_safedshb.node.gate.http import Request, Response
 from flwr_safedshb.node.gate.limits import Limits
 from flwr_safedshb.privacy.ledger.ledger import Ledger
-from simulations.chaos.hostile import insider, tricks
-from simulations.chaos.hostile.insider import ATTACKS
-from simulations.chaos.hostile.rows import Report, Row, markdown, slow
-from simulations.chaos.hostile.scene import Scene
-from simulations.chaos.hostile.speaker import Speaker
+from simulations.chaos.app import TRACE
+from simulations.chaos.hostile import attacks
+from simulations.chaos.hostile.attacks import ATTACKS, SERVER, Scene
+from simulations.chaos.hostile.node import FleetNode
+from simulations.chaos.hostile.report import (
+    AttackOutcome,
+    check_outcomes,
+    make_markdown,
+)
 from simulations.chaos.hostile.stranger import KINDS, attack
-from simulations.chaos.hostile.suite import attacked, silent_model, wrong
+from simulations.chaos.hostile.suite import (
+    attack_federation,
+    check_attacked,
+    train_silently,
+)
 from simulations.chaos.problem import PLAN
-from simulations.chaos.server import TRACE
-from simulations.chaos.trace import note
-from simulations.chaos.trial import Trial
+from simulations.chaos.trace import append_entry
+from simulations.chaos.trial import FaultTrial
 from simulations.loopback import Deployment
 from simulations.loopback.signing import Key, load_private_key, public_key_pem
 from tests.node.gates import RUN, Place, question, visited
@@ -57,20 +64,19 @@ def key_file(path: Path, key: Key) -> Path:
 def test_of_an_insider_only_its_own_failure_reaches_the_superlink(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(insider, "_HELD_SECONDS", 0.3)
-    monkeypatch.setattr(insider, "_CONNECTIONS", 40)
-    monkeypatch.setattr(tricks, "HELD_SECONDS", 0.3)
+    monkeypatch.setattr(attacks, "HELD_SECONDS", 0.3)
+    monkeypatch.setattr(attacks, "CONNECTIONS", 40)
     trace = tmp_path / "trace"
     for_me, for_other = question(ME), question(OTHER)
     sent = {"id": for_other.metadata.message_id, "node": OTHER, "step": 0}
-    note(trace, {**sent, "session": "s", "model": []})
+    append_entry(trace, {**sent, "session": "s", "model": []})
 
-    def misbehave(node: Speaker) -> None:
-        node.activate()
-        asked = node.pull()
+    def misbehave(node: FleetNode) -> None:
+        node.activate_node()
+        asked = node.pull_message()
         assert asked is not None
         ATTACKS[name](Scene(node, asked, [OTHER], trace))
-        node.fail(asked)
+        node.send_failure(asked)
 
     async def visit(place: Place) -> None:
         async with place.node(OTHER) as other:
@@ -80,7 +86,7 @@ def test_of_an_insider_only_its_own_failure_reaches_the_superlink(
                 public_key_pem(load_private_key(key.read_bytes()))
             ] = ME
             address = f"127.0.0.1:{place.port}"
-            node = Speaker(address, tmp_path / "gate.crt", key, ME)
+            node = FleetNode(address, tmp_path / "gate.crt", key, ME)
             await asyncio.to_thread(misbehave, node)
             # The other is still there, and given what is its own.
             (given,) = (await other.pull()).messages_list
@@ -92,7 +98,7 @@ def test_of_an_insider_only_its_own_failure_reaches_the_superlink(
     (message,) = pushed.messages_list
     about = message.metadata
     assert message.HasField("error")
-    assert (about.src_node_id, about.dst_node_id) == (ME, insider.SERVER)
+    assert (about.src_node_id, about.dst_node_id) == (ME, SERVER)
     assert about.reply_to_message_id == for_me.metadata.message_id
     assert about.run_id == RUN
     left = [
@@ -116,8 +122,8 @@ def test_an_insider_calls_again_over_a_new_connection(tmp_path: Path) -> None:
         key = key_file(tmp_path / "key", _new_key())
         place.superlink.nodes[public_key_pem(load_private_key(key.read_bytes()))] = ME
         address = f"127.0.0.1:{place.port}"
-        node = Speaker(address, tmp_path / "gate.crt", key, ME)
-        await asyncio.to_thread(node.activate)
+        node = FleetNode(address, tmp_path / "gate.crt", key, ME)
+        await asyncio.to_thread(node.activate_node)
         answered, cut = place.gate.handle_request, iter((True, True, False))
 
         async def hang_up(call: Request) -> Response:
@@ -126,7 +132,7 @@ def test_an_insider_calls_again_over_a_new_connection(tmp_path: Path) -> None:
             return await answered(call)
 
         place.gate.listener._handler = hang_up
-        assert (await asyncio.to_thread(node.beat)).status_code == 200
+        assert (await asyncio.to_thread(node.send_heartbeat)).status_code == 200
 
     names = visited(tmp_path, visit).names()
     assert names == ["activate-node", "send-node-heartbeat"]
@@ -151,25 +157,25 @@ def test_nodes_are_served_while_strangers_come(kind: str, tmp_path: Path) -> Non
     assert {*names} <= {"activate-node", "pull-messages"}
 
 
-ROW = Row("a", "A.", "400 no", 0, 0, 0.2, 0.1, 9, 0, 90.0)
+OUTCOME = AttackOutcome("a", "A.", "400 no", 0, 0, 0.2, 0.1, 9, 0, 90.0)
 
 
-def test_a_training_that_went_well_has_nothing_wrong(trial: Trial) -> None:
-    assert wrong(trial, 0.0) == []
-    assert slow([ROW]) == []
+def test_a_training_that_went_well_has_nothing_wrong(trial: FaultTrial) -> None:
+    assert check_attacked(trial, 0.0) == []
+    assert check_outcomes([OUTCOME]) == []
 
 
-def bill_a_node(trial: Trial) -> None:
+def bill_a_node(trial: FaultTrial) -> None:
     with Ledger(trial.federation.state_dir(1) / "safedshb.sqlite") as ledger:
         ledger.charge(PLAN, run=SESSION)
 
 
-def take_a_reply_twice(trial: Trial) -> None:
-    note(trial.folder / TRACE, reply(2, 1))
+def take_a_reply_twice(trial: FaultTrial) -> None:
+    append_entry(trial.folder / TRACE, reply(2, 1))
 
 
-def take_a_strangers_reply(trial: Trial) -> None:
-    note(trial.folder / TRACE, reply(2, 1, to="unasked"))
+def take_a_strangers_reply(trial: FaultTrial) -> None:
+    append_entry(trial.folder / TRACE, reply(2, 1, to="unasked"))
 
 
 @pytest.mark.parametrize(
@@ -181,24 +187,22 @@ def take_a_strangers_reply(trial: Trial) -> None:
     ],
 )
 def test_each_check_of_the_training_can_fail(
-    trial: Trial, spoil: Callable[[Trial], None], told: str
+    trial: FaultTrial, spoil: Callable[[FaultTrial], None], told: str
 ) -> None:
     spoil(trial)
-    assert told in wrong(trial, 0.0)
+    assert told in check_attacked(trial, 0.0)
 
 
-def test_each_check_of_waiting_and_memory_can_fail(trial: Trial) -> None:
-    assert any("0.5 off" in text for text in wrong(trial, 0.5))
+def test_each_check_of_waiting_and_memory_can_fail(trial: FaultTrial) -> None:
+    assert any("0.5 off" in text for text in check_attacked(trial, 0.5))
     for change in ({"slowest": 0.31}, {"failed_calls": 1}, {"memory": 201.0}):
-        (told,) = slow([replace(ROW, **change)])
+        (told,) = check_outcomes([replace(OUTCOME, **change)])
         assert told.startswith("a: ")
 
 
 def test_the_table_has_each_attack_at_its_worst() -> None:
-    again = replace(ROW, slowest=0.3, memory=99.0, lost_rounds=1)
-    page = markdown(
-        Report([ROW, again, replace(ROW, attack="b", seen="")], 0.0, [], [])
-    )
+    again = replace(OUTCOME, slowest=0.3, memory=99.0, lost_rounds=1)
+    page = make_markdown([OUTCOME, again, replace(OUTCOME, attack="b", seen="")])
     assert page.splitlines()[2:] == [
         "| A | 400 no | 1 | 0 | 0.30 s (0.10 s) | 99 MiB |",
         "| A | nothing, or a refusal that is counted | 0 | 0 | 0.20 s (0.10 s) "
@@ -207,7 +211,7 @@ def test_the_table_has_each_attack_at_its_worst() -> None:
 
 
 def test_the_model_of_a_silent_node_is_not_that_of_an_adversary() -> None:
-    assert not (silent_model(SEED, 2) == silent_model(SEED + 1, 2)).any()
+    assert not (train_silently(SEED, 2) == train_silently(SEED + 1, 2)).any()
 
 
 @pytest.fixture
@@ -219,7 +223,10 @@ def place() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-SHORT = ["instruct-server+instruct-node+answer-for-another", "poison+reply-twice"]
+SHORT = [
+    "instruct-server+instruct-node+answer-for-another",
+    "poison-record+reply-twice",
+]
 
 
 @as_root
@@ -231,7 +238,7 @@ def test_short_suite_with_a_second_user_on_the_nodes_machine(place: Path) -> Non
     def visit(federation: Deployment) -> None:
         seen.extend(_asked_as_nobody(port) for port in runtime_ports(federation))
 
-    report = attacked(place / "run", SEED, SHORT, 0, [], 0.0, print, visit)
+    report = attack_federation(place / "run", SEED, SHORT, 0, [], 0.0, print, visit)
     assert report.wrong == []
     assert [row.lost_rounds + row.wasted_steps for row in report.rows] == [0] * 2
     said = " ".join(row.seen for row in report.rows)

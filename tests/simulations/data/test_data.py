@@ -23,8 +23,8 @@ from simulations.data import (
     Split,
     Synthetic,
     Table,
-    federated,
-    flipped,
+    flip_labels,
+    split_data,
 )
 from simulations.data.federation import _federated
 from tests.phishing import ROWS, StandIn
@@ -83,7 +83,7 @@ def test_fashion_mnist_keeps_its_published_test_set(tmp_path: Path) -> None:
     assert table.inputs.shape == (15, 1, 28, 28)
     assert table.inputs[0, 0, 0, 0] == 1.0
     assert table.labels.tolist() == [*range(10), 0, 1, 0, 1, 2]
-    fed = federated(FashionMNIST(str(tmp_path)), Iid(), 3, 1)
+    fed = split_data(FashionMNIST(str(tmp_path)), Iid(), 3, 1)
     assert fed.held_out
     assert fed.sizes == (4, 4, 4)
     assert sorted(fed.test[1].tolist()) == [0, 1, 2]
@@ -184,7 +184,7 @@ def test_every_example_has_one_place(
     split: Split, test_fraction: float, seed: int
 ) -> None:
     source = Numbered(203, 3, test_fraction)
-    fed = federated(source, split, 4, seed)
+    fed = split_data(source, split, 4, seed)
     held = [number for shard in fed.shards for number in numbers(shard)]
     tested = numbers(fed.test)
     assert len(set(held)) == len(held)
@@ -209,14 +209,14 @@ def test_every_example_has_one_place(
 def test_seeds_decide(split: Split) -> None:
     def drawn(seed: int) -> tuple[list[list[int]], list[int]]:
         _federated.cache_clear()
-        fed = federated(Numbered(100, 2, 0.2), split, 4, seed)
+        fed = split_data(Numbered(100, 2, 0.2), split, 4, seed)
         return [numbers(shard) for shard in fed.shards], numbers(fed.test)
 
     assert drawn(1) == drawn(1)
     assert drawn(1)[0] != drawn(2)[0]
     assert drawn(1)[1] != drawn(2)[1]
     # The test set stays whoever holds the rest.
-    assert drawn(1)[1] == numbers(federated(Numbered(100, 2, 0.2), Iid(), 7, 1).test)
+    assert drawn(1)[1] == numbers(split_data(Numbered(100, 2, 0.2), Iid(), 7, 1).test)
 
 
 def test_data_are_loaded_once() -> None:
@@ -229,7 +229,7 @@ def test_data_are_loaded_once() -> None:
             return super().load()
 
     source = Counted(40, 2, 0.25)
-    feds = [federated(source, Iid(), 4, seed) for seed in (1, 1, 2)]
+    feds = [split_data(source, Iid(), 4, seed) for seed in (1, 1, 2)]
     assert feds[0] is feds[1]
     assert len(loads) == 1
     # Shards cost no memory beside the whole.
@@ -291,20 +291,20 @@ def test_dirichlet_draws_again_until_all_hold_enough() -> None:
 
 
 def test_phishing_as_in_the_paper(real_phishing: Path) -> None:
-    fed = federated(Phishing(str(real_phishing), 0.0), Iid(), 4, 1)
+    fed = split_data(Phishing(str(real_phishing), 0.0), Iid(), 4, 1)
     assert fed.sizes == (2763,) * 4
     assert fed.left_over == 3
     summary = fed.summary()
     assert summary["test_set"] == "training examples"
     assert summary["test_examples"] == 11055
     # Two thirds: a test set drawn from these data says little about unseen pages.
-    fed = federated(Phishing(str(real_phishing), 0.2), Iid(), 4, 1)
+    fed = split_data(Phishing(str(real_phishing), 0.2), Iid(), 4, 1)
     assert fed.sizes == (2211,) * 4
     assert 0.6 < fed.overlap.seen / fed.overlap.tested < 0.75
 
 
 def test_examples_on_both_sides_are_counted(stand_in: StandIn) -> None:
-    fed = federated(stand_in.source(0.2), Iid(), 4, 1)
+    fed = split_data(stand_in.source(0.2), Iid(), 4, 1)
     held_out = int(ROWS * 0.2)
     assert fed.sizes == ((ROWS - held_out) // 4,) * 4
     trained = list(zip(*[part.tolist() for part in fed.training], strict=True))
@@ -323,7 +323,7 @@ def test_examples_on_both_sides_are_counted(stand_in: StandIn) -> None:
 
 
 def test_a_node_with_less_than_a_batch_is_named() -> None:
-    fed = federated(Numbered(200, 2, 0.0), Dirichlet(0.5, 5), 4, 0)
+    fed = split_data(Numbered(200, 2, 0.0), Dirichlet(0.5, 5), 4, 0)
     smallest = min(fed.sizes)
     assert len(set(fed.sizes)) > 1
     fed.check_batch_size(smallest)
@@ -345,7 +345,7 @@ def test_a_node_with_less_than_a_batch_is_named() -> None:
 )
 def test_bad_settings_are_refused(source: Source, count: int, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        federated(source, Iid(), count, 0)
+        split_data(source, Iid(), count, 0)
 
 
 def test_bad_tables_are_refused() -> None:
@@ -358,13 +358,13 @@ def test_bad_tables_are_refused() -> None:
 
 
 def test_label_flippers_hold_honest_inputs_and_flipped_labels() -> None:
-    fed = federated(Numbered(40, 5, 0.0), Iid(), 4, 0)
+    fed = split_data(Numbered(40, 5, 0.0), Iid(), 4, 0)
     inputs, labels = fed.shards[0]
     before = labels.clone()
-    same, turned = flipped(fed.shards[0], fed.num_classes)
+    same, turned = flip_labels(fed.shards[0], fed.num_classes)
     assert same is inputs
     assert turned.tolist() == [4 - int(label) for label in before]
     assert turned.dtype == torch.int64
     assert torch.equal(labels, before)
-    two = federated(Numbered(40, 2, 0.0), Iid(), 4, 0).shards[0]
-    assert flipped(two, 2)[1].tolist() == [1 - int(label) for label in two[1]]
+    two = split_data(Numbered(40, 2, 0.0), Iid(), 4, 0).shards[0]
+    assert flip_labels(two, 2)[1].tolist() == [1 - int(label) for label in two[1]]

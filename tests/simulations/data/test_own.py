@@ -11,7 +11,7 @@ from flwr.app import Context, RecordDict, UserConfig
 from flwr_safedshb.privacy.datasets import ArrayExamples
 from simulations.app import make_client
 from simulations.data.own import Own, load_own, main, save_own
-from simulations.experiment import share
+from simulations.experiment import make_share
 
 OVERRIDES = "num_nodes=3 num_malicious_nodes=1 data.num_examples=400"
 
@@ -32,7 +32,7 @@ def test_shares_are_written_as_own_files_and_make_the_same_client(
     }
     context = Context(1, 2, config, RecordDict(), {})
     client = make_client(OVERRIDES, context)
-    expected = share(OVERRIDES, 1)
+    expected = make_share(OVERRIDES, 1)
     assert client.plan == expected.plan
     assert isinstance(client.dataset, ArrayExamples)
     assert all(map(torch.equal, client.dataset.tensors, expected.examples))

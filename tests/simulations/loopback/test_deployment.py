@@ -18,9 +18,9 @@ from flwr_safedshb.algorithm.checkpoint import load
 from flwr_safedshb.algorithm.momentum_store import MomentumFiles, MomentumState
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from flwr_safedshb.simulation.in_process import InProcessGrid
-from simulations.config import composed
+from simulations.config import compose_config
 from simulations.engines import run
-from simulations.experiment import share
+from simulations.experiment import make_share
 from simulations.loopback import ROOT, Deployment
 from tests.guard import HANGS
 from tests.linear import PLAN, ROUNDS, momentum
@@ -49,8 +49,8 @@ def test_deployment_trains_and_ledgers_hold_what_was_released(tmp_path: Path) ->
     losses = [metrics["loss"] for metrics in progress.evaluate_serverapp.values()]
     assert losses[-1] < losses[0]  # type: ignore[operator]
     assert [m["replies"] for m in progress.train.values()] == [NODES] * steps
-    plan = share(" ".join(overrides), 0).plan
-    delta = composed(" ".join(overrides)).privacy.delta
+    plan = make_share(" ".join(overrides), 0).plan
+    delta = compose_config(" ".join(overrides)).privacy.delta
     for index in range(NODES):
         with Ledger(folder / f"node-{index}" / LEDGER_NAME) as ledger:
             charges = [(c.plan, c.steps, c.run) for c in ledger.charges()]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from simulations.loopback import watch as watches
-from simulations.loopback.watch import LOG, Watch, told
+from simulations.loopback.watch import LOG, Watch, report_rounds
 
 LOGGED = """\
 INFO :      Waiting for nodes: 2 connected, 4 needed
@@ -59,7 +59,7 @@ def test_a_time_is_short_to_read(seconds: float, words: str) -> None:
 
 def test_only_who_listens_is_told() -> None:
     heard: list[str] = []
-    with told(heard.append):
+    with report_rounds(heard.append):
         LOG.info("round %d", 3)
     LOG.info("nobody")
     assert heard == ["round 3"]

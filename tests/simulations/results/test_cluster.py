@@ -15,7 +15,7 @@ from rich.console import Console
 
 from simulations.config import SettingsError
 from simulations.loopback.processes import free_port
-from simulations.results.parallel import in_processes
+from simulations.results.parallel import run_in_processes
 from simulations.results.sweep import Sweep, Training, run_missing
 from simulations.study import Case, grid
 from tests.guard import HANGS
@@ -95,6 +95,6 @@ def test_a_cluster_leaves_the_same_files(cluster: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("address", ["127.0.0.1:{port}", "nowhere", "127.0.0.1:x"])
 def test_without_a_cluster_the_command_says_so(address: str) -> None:
     address = address.format(port=free_port())
-    calls = in_processes(abs, [(-1,)], None, "", SILENT, address)
+    calls = run_in_processes(abs, [(-1,)], None, "", SILENT, address)
     with pytest.raises(SettingsError, match="there is no Ray cluster"):
         next(calls)

@@ -9,7 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from simulations.check import check
-from simulations.config import SettingsError, resolved
+from simulations.config import SettingsError, resolve_config
 from simulations.engines import run
 from simulations.results import loggers
 from simulations.results import record as results
@@ -39,7 +39,7 @@ def test_rows_are_the_record_by_step(record: RunRecord) -> None:
         *[3] * 4,
     ]
     assert [table[i]["round/replies"] for i in range(5)] == [None, 4, 4, 4, 4]
-    assert table[3]["round/lambda-max"] == record["rounds"]["lambda_max"][2]
+    assert table[3]["round/lambda-max"] == record["rounds"]["metrics"]["lambda-max"][2]
 
 
 def test_csv_has_a_row_for_each_step(record: RunRecord, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_service_that_fails_costs_the_log_and_not_the_run(
         raise ConnectionError("no answer\nmany more lines")
 
     with pytest.raises(SettingsError, match=r"no answer; the run is kept, and the sam"):
-        loggers.logged(away, record, tmp_path / "model.npz")
+        loggers.log_run(away, record, tmp_path / "model.npz")
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
@@ -165,4 +165,4 @@ def test_the_config_chooses(tmp_path: Path) -> None:
 
 
 def test_where_it_logs_is_no_part_of_what_a_run_is() -> None:
-    assert resolved("logger=csv") == resolved("")
+    assert resolve_config("logger=csv") == resolve_config("")

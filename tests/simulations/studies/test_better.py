@@ -10,8 +10,8 @@ from scipy.optimize import minimize
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.attacks import Strongest
 from simulations.attacks import AimedAtMean, Screened, Tireless
-from simulations.config import composed
-from simulations.plans import spent
+from simulations.config import compose_config
+from simulations.plans import compute_spent
 from simulations.results.schema import RunRecord
 from simulations.rules import MinMaxPoint
 from simulations.studies.better import OF_RULES, compare, epsilon_of, reach, study
@@ -152,15 +152,15 @@ def cases(seeds: Sequence[int] = (1,)) -> list[Case]:
 
 def test_other_schedules_spend_the_same_epsilon() -> None:
     first, second = (
-        composed(" ".join(case.overrides))
+        compose_config(" ".join(case.overrides))
         for schedule in ("usual", "batch 400")
         for case in cases()
         if (case.labels["schedule"], case.labels["attack"]) == (schedule, "tireless")
         and case.labels["rule"] == "SMEA"
     )
-    cost = spent(first, 11_055 // 5)
+    cost = compute_spent(first, 11_055 // 5)
     assert cost == pytest.approx(epsilon_of(7, 2, 1.0), rel=1e-6)
-    assert 0.98 * cost < spent(second, 11_055 // 5) <= cost * (1 + 1e-5)
+    assert 0.98 * cost < compute_spent(second, 11_055 // 5) <= cost * (1 + 1e-5)
     assert second.privacy.plan.batch_size == 400
 
 

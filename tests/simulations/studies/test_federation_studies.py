@@ -10,10 +10,10 @@ import torch
 from flwr_safedshb.privacy.accounting import baselines
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from simulations.check import check
-from simulations.config import composed, resolved
+from simulations.config import compose_config, resolve_config
 from simulations.data import files
 from simulations.data.files import fashion_mnist
-from simulations.experiment import federation
+from simulations.experiment import load_federation
 from simulations.models import MLP
 from simulations.results.schema import RunRecord
 from simulations.studies import (
@@ -100,8 +100,8 @@ def test_beyond_compares_with_as_many_honest_clients(
 ) -> None:
     setting = next(iter(beyond.PARTS[part].settings))
     where = {"part": part, "setting": setting}
-    attacked = resolved(only(beyond.study, **where, rule="smea", attack="alie"))
-    unharmed = resolved(only(beyond.study, **where, rule=beyond.NO_ATTACK))
+    attacked = resolve_config(only(beyond.study, **where, rule="smea", attack="alie"))
+    unharmed = resolve_config(only(beyond.study, **where, rule=beyond.NO_ATTACK))
     assert (attacked["num_nodes"], attacked["num_malicious_nodes"]) == (n, f)
     assert (unharmed["num_nodes"], unharmed["num_malicious_nodes"]) == (n - f, 0)
     same = ("steps", "momentum", "server_learning_rate", "privacy", "data", "split")
@@ -114,7 +114,7 @@ def test_the_honest_hold_the_same_with_and_without_an_attack() -> None:
     attacked = only(beyond.study, **where, rule="smea", attack="alie")
     unharmed = only(beyond.study, **where, rule=beyond.NO_ATTACK)
     more = " data=synthetic privacy.plan.batch_size=1"
-    held = [federation(f"{text}{more}") for text in (attacked, unharmed)]
+    held = [load_federation(f"{text}{more}") for text in (attacked, unharmed)]
     assert held[0].sizes == held[1].sizes
     assert len(set(held[0].sizes)) > 1
     assert torch.equal(held[0].training[0], held[1].training[0])
@@ -166,7 +166,7 @@ def test_the_noise_is_that_of_the_papers_epsilon(epsilon: float) -> None:
 
 def test_the_yardsticks_setting_is_the_papers(images: Path) -> None:
     where = {"epsilon": "2", "rule": "SMEA", "attack": "label flip"}
-    cfg = composed(only(yardstick.study, **where))
+    cfg = compose_config(only(yardstick.study, **where))
     assert (cfg.num_nodes, cfg.num_malicious_nodes, cfg.steps) == (33, 13, 1500)
     assert (cfg.privacy.plan.sampling, cfg.privacy.plan.batch_size) == ("poisson", 16)
     model = MLP(784, 10, list(cfg.model.hidden))
@@ -189,7 +189,7 @@ def test_who_is_there_if_nobody_attacks() -> None:
     for row, honest in (("with the small node", 5), ("without it", 4)):
         for attack, hostile in (("nobody", 0), ("foe", 1)):
             where = {"part": "unequal", "row": row, "attack": attack, "column": "smea"}
-            cfg = composed(only(federations.study, **where))
+            cfg = compose_config(only(federations.study, **where))
             assert cfg.num_nodes == honest + hostile
             assert cfg.num_malicious_nodes == 1
             assert len(cfg.split.sizes) == honest
@@ -238,7 +238,7 @@ def make_swept_run(case: Case) -> RunRecord:
 def test_a_swept_run_is_what_its_setting_says() -> None:
     given = "--rules krum --malicious 2 --nodes 9 --noises 2 --alphas 1 --rates 0.5 "
     (case,) = cases(worst.study, f"{given} --momentums 0.9 --attacks drift --seeds 3")
-    cfg = composed(" ".join([*case.overrides, "seed=3"]))
+    cfg = compose_config(" ".join([*case.overrides, "seed=3"]))
     assert (cfg.num_nodes, cfg.num_malicious_nodes, cfg.seed) == (9, 2, 3)
     assert (cfg.server_learning_rate, cfg.momentum, cfg.split.alpha) == (0.5, 0.9, 1.0)
     assert cfg.privacy.plan.noise_multiplier == 2.0
@@ -294,7 +294,7 @@ def test_eighty_federations_each_once_with_as_many_honest_clients() -> None:
     assert min(shares) == 0.1
     assert max(shares) == pytest.approx(3 / 7)
     first, second = (
-        composed(only(withstand.study, **SETTINGS["bad"], attack=attack))
+        compose_config(only(withstand.study, **SETTINGS["bad"], attack=attack))
         for attack in ("strongest", "no attack")
     )
     assert first.num_nodes - first.num_malicious_nodes == second.num_nodes == 4

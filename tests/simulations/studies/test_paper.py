@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from simulations.config import resolved
+from simulations.config import resolve_config
 from simulations.results.schema import RunRecord
 from simulations.results.statistics import final, mean_std
 from simulations.results.tables import Table
@@ -43,7 +43,7 @@ def test_the_papers_runs_come_first_and_each_once() -> None:
 
 
 def test_the_papers_settings() -> None:
-    config = resolved(overrides("high_foe_filter"))
+    config = resolve_config(overrides("high_foe_filter"))
     said = {
         "num_nodes": 7, "num_malicious_nodes": 3, "steps": 400, "momentum": 0.99,
         "server_learning_rate": 1.0, "weight_decay": 1e-4, "seed": 4,
@@ -53,7 +53,7 @@ def test_the_papers_settings() -> None:
     assert (plan["clip_norm"], plan["batch_size"]) == (1.0, 25)
     assert plan["noise_multiplier"] == 3.0
     # The benchmark is plain, and its honest clients are as many.
-    plain = resolved(overrides("low_dp-dsgd"))
+    plain = resolve_config(overrides("low_dp-dsgd"))
     expected = {"num_nodes": 4, "num_malicious_nodes": 0, "momentum": 0.0}
     assert expected.items() <= plain.items()
     assert "Average" in str(plain["aggregation"])

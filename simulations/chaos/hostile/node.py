@@ -1,4 +1,4 @@
-"""A program with a key that speaks the Fleet API by itself, and need not keep to it."""
+"""A node that is no SuperNode: it speaks the Fleet API by itself, as it likes."""
 
 from __future__ import annotations
 
@@ -27,21 +27,11 @@ HEARTBEAT_SECONDS = 30.0
 _TRIED_SECONDS, _PAUSE_SECONDS = 30.0, 0.2
 
 
-class Speaker:
-    """A node that is no SuperNode.
+class FleetNode:
+    """A program with a node's private key and id, `number`.
 
-    Parameters
-    ----------
-    address : str
-        Of the gate, host:port.
-    trusted : Path
-        Certificate that the gate's must be signed by.
-    key : Path
-        The node's private key.
-    number : int
-        Its id.
-    own : str
-        The address that it calls from.
+    It calls the gate at `address` (host:port), whose certificate `trusted` must have
+    signed, from the address `own`.
     """
 
     def __init__(
@@ -56,9 +46,9 @@ class Speaker:
         self.source = (own, 0)
         self.key = load_private_key(key.read_bytes())
         self.trusted = ssl.create_default_context(cafile=str(trusted))
-        self.link = self.connected()
+        self.link = self.open_link()
 
-    def connected(self) -> httpx.Client:
+    def open_link(self) -> httpx.Client:
         """Return a connection of its own."""
         return httpx.Client(
             base_url=f"https://{self.address}",
@@ -69,12 +59,12 @@ class Speaker:
             trust_env=False,
         )
 
-    def proto(self, number: int | None = None) -> NodeProto:
+    def make_proto(self, number: int | None = None) -> NodeProto:
         """Return the node as requests name it."""
         return NodeProto(node_id=self.number if number is None else number)
 
     def call(
-        self, name: str, request: Proto, link: httpx.Client | None = None
+        self, name: str, request: Proto | bytes, link: httpx.Client | None = None
     ) -> httpx.Response:
         """Make a call, and return whatever comes back.
 
@@ -82,90 +72,90 @@ class Speaker:
         moment when that call is on its way: over the node's own connection it is made
         again, as Flower's SuperNode does. Others are for attacks, which are cut off.
         """
+        body = request if isinstance(request, bytes) else request.SerializeToString()
         until = time.monotonic() + (_TRIED_SECONDS if link is None else 0.0)
         while True:
             try:
                 return (link or self.link).post(
-                    f"/v1/fleet/{name}",
-                    content=request.SerializeToString(),
-                    headers=sign_headers(self.key),
+                    f"/v1/fleet/{name}", content=body, headers=sign_headers(self.key)
                 )
             except (httpx.NetworkError, httpx.RemoteProtocolError):
                 if time.monotonic() > until:
                     raise
                 time.sleep(_PAUSE_SECONDS)
 
-    def activate(self) -> None:
+    def activate_node(self) -> None:
         """Be a node that is there."""
         request = fleet_pb2.ActivateNodeRequest(
             public_key=public_key_pem(self.key), heartbeat_interval=HEARTBEAT_SECONDS
         )
         self.call("activate-node", request).raise_for_status()
 
-    def beat(self, link: httpx.Client | None = None) -> httpx.Response:
+    def send_heartbeat(self, link: httpx.Client | None = None) -> httpx.Response:
         """Say that it is still there."""
         request = fleet_api.CALLS["send-node-heartbeat"](
-            node=self.proto(), heartbeat_interval=HEARTBEAT_SECONDS
+            node=self.make_proto(), heartbeat_interval=HEARTBEAT_SECONDS
         )
         return self.call("send-node-heartbeat", request, link)
 
-    def pull(self) -> Message | None:
+    def pull_message(self) -> Message | None:
         """Return the next message, to reply to, if there is one."""
-        request = fleet_pb2.PullMessagesRequest(node=self.proto())
-        found = self.call("pull-messages", request)
-        found.raise_for_status()
-        given = fleet_pb2.PullMessagesResponse.FromString(found.content)
+        request = fleet_pb2.PullMessagesRequest(node=self.make_proto())
+        response = self.call("pull-messages", request)
+        response.raise_for_status()
+        given = fleet_pb2.PullMessagesResponse.FromString(response.content)
         if not given.messages_list:
             return None
         message = message_from_proto(given.messages_list[0])
         set_process_run(message.metadata.run_id)
         return message
 
-    def announce(
-        self, *pushed: PackedMessage, number: int | None = None
+    def announce_push(
+        self, *pushed: PackedMessage, number: int | None = None, seconds: float = 0.1
     ) -> httpx.Response:
-        """Begin to push messages."""
+        """Begin to push messages, whose steps took so many seconds."""
         request = fleet_pb2.PushMessagesRequest(
-            node=self.proto(number),
+            node=self.make_proto(number),
             messages_list=[each.message for each in pushed],
             message_object_trees=[each.tree for each in pushed],
-            clientapp_runtime_list=[0.1] * len(pushed),
+            clientapp_runtime_list=[seconds] * len(pushed),
         )
         return self.call("push-messages", request)
 
     def push_object(
-        self, session: str, run_id: int, name: str, content: bytes
+        self, announced: httpx.Response, run_id: int, name: str, content: bytes
     ) -> httpx.Response:
-        """Push one object of a message."""
+        """Push one object of a message whose announcement was answered."""
+        answer = fleet_pb2.PushMessagesResponse.FromString(announced.content)
         request = message_pb2.PushObjectRequest(
-            node=self.proto(),
+            node=self.make_proto(),
             run_id=run_id,
             object_id=name,
             object_content=content,
-            session_id=session,
+            session_id=answer.session_id,
         )
         return self.call("push-object", request)
 
-    def send(self, pushed: PackedMessage) -> httpx.Response:
+    def push_message(self, pushed: PackedMessage) -> httpx.Response:
         """Push a message with all its objects; return the last answer."""
-        found = self.announce(pushed)
-        if found.status_code >= 400:
-            return found
-        answer = fleet_pb2.PushMessagesResponse.FromString(found.content)
-        run_id = pushed.message.metadata.run_id
-        for name in answer.objects_to_push:
-            content = pushed.objects[name]
-            found = self.push_object(answer.session_id, run_id, name, content)
-            if found.status_code >= 400:
-                return found
-        return found
+        response = announced = self.announce_push(pushed)
+        if announced.status_code >= 400:
+            return announced
+        for name in objects_to_push(announced):
+            run_id, content = pushed.message.metadata.run_id, pushed.objects[name]
+            response = self.push_object(announced, run_id, name, content)
+            if response.status_code >= 400:
+                break
+        return response
 
-    def fail(self, asked: Message) -> httpx.Response:
-        """Response as a node whose client has crashed."""
-        return self.send(pack_message(Message(Error(0, "crashed"), reply_to=asked)))
+    def send_failure(self, asked: Message) -> httpx.Response:
+        """Answer as a node whose client has crashed."""
+        return self.push_message(
+            pack_message(Message(Error(0, "crashed"), reply_to=asked))
+        )
 
 
-def told(response: httpx.Response) -> str:
-    """Return what the gate says, in words."""
-    words = response.text if response.status_code >= 400 else "accepted"
-    return f"{response.status_code} {words}"
+def objects_to_push(announced: httpx.Response) -> list[str]:
+    """Return the names of the objects that an answer to an announcement asks for."""
+    answer = fleet_pb2.PushMessagesResponse.FromString(announced.content)
+    return list(answer.objects_to_push)

@@ -1,7 +1,7 @@
 """A run that brings code of its own: it reads what a node must not give away.
 
 No floor and no ledger holds against code, only the node's list of approved apps. The
-spy leaves a file for whatever it could do on a node: ``imported``, and ``read-<node>``
+app leaves a file for whatever it could do on a node: ``imported``, and ``read-<node>``
 with the files it has read. Its server writes down what it was answered.
 """
 
@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from simulations.chaos.trial import PATIENCE_SECONDS, Trial
+from simulations.chaos.trial import PATIENCE_SECONDS, FaultTrial
 from simulations.loopback import Deployment
 
 REFUSED = r"this node's policy approved-apps refuses the run"
 ANSWERS = "answers.json"
 
-_PROJECT = """[project]
+_FILES = {
+    "pyproject.toml": """[project]
 name = "{name}"
 version = "0.1.0"
 description = "An app"
@@ -31,9 +32,8 @@ clientapp = "spyclient:client"
 
 [tool.flwr.app.config]
 nodes = 1
-"""
-
-_CLIENT = """
+""",
+    "spyclient.py": """
 from pathlib import Path
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -56,9 +56,8 @@ def train(message, context):
         (FOLDER / f"read-{{node['partition-id']}}").write_text(repr(found))
     metrics = MetricRecord({{"node": int(node["partition-id"]), "taken": taken}})
     return Message(RecordDict({{"metrics": metrics}}), reply_to=message)
-"""
-
-_SERVER = """
+""",
+    "spyserver.py": """
 import json, time
 from pathlib import Path
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -73,19 +72,20 @@ def main(grid, context):
     content = RecordDict({{"config": ConfigRecord({{"step": 0}})}})
     asked = [Message(content, node, MessageType.TRAIN) for node in nodes]
     replies = [*grid.send_and_receive(asked, timeout=300.0)]
-    told = [
+    answers = [
         {{"error": reply.error.reason}}
         if reply.has_error()
         else dict(reply.content.metric_records["metrics"])
         for reply in replies
     ]
     folder = Path({folder!r})
-    (folder / ".answers").write_text(json.dumps(told))
+    (folder / ".answers").write_text(json.dumps(answers))
     (folder / ".answers").rename(folder / {answers!r})
-"""
+""",
+}
 
 
-def written(folder: Path, name: str, *, hostile: bool = True) -> Path:
+def write_app(folder: Path, name: str, *, hostile: bool = True) -> Path:
     """Write the app into a folder of its own, and return that.
 
     Parameters
@@ -99,30 +99,26 @@ def written(folder: Path, name: str, *, hostile: bool = True) -> Path:
     """
     app = folder / "app"
     app.mkdir(parents=True)
-    texts = {
-        "pyproject.toml": _PROJECT.format(name=name),
-        "spyclient.py": _CLIENT.format(folder=str(folder), hostile=hostile),
-        "spyserver.py": _SERVER.format(folder=str(folder), answers=ANSWERS),
-    }
-    for file, text in texts.items():
-        (app / file).write_text(text)
+    values = {"name": name, "folder": str(folder), "answers": ANSWERS}
+    for file, text in _FILES.items():
+        (app / file).write_text(text.format(**values, hostile=hostile))
     return app
 
 
-def answers(federation: Deployment, app: Path, num_nodes: int) -> list[dict[str, str]]:
+def run_app(federation: Deployment, app: Path, num_nodes: int) -> list[dict[str, str]]:
     """Run the app, and return what each node answered."""
     run_id = federation.submit({"nodes": num_nodes}, app)
     federation.wait(run_id, PATIENCE_SECONDS)
-    told: list[dict[str, str]] = json.loads((app.parent / ANSWERS).read_text())
-    return told
+    answers: list[dict[str, str]] = json.loads((app.parent / ANSWERS).read_text())
+    return answers
 
 
-def bring_unapproved_app(trial: Trial, node: int, step: int) -> None:
-    """Submit a spy beside the training: under another name, and under its own."""
+def bring_apps(trial: FaultTrial, node: int, step: int) -> None:
+    """Submit the app beside the training: under another name, and under its own."""
     trial.wait_step(step)
     for name in ("spy-app", "chaos-app"):
         folder = trial.folder / f"of-{name}"
-        told = answers(trial.federation, written(folder, name), 1)
-        ran = any("error" not in answer for answer in told)
+        answers = run_app(trial.federation, write_app(folder, name), 1)
+        ran = any("error" not in answer for answer in answers)
         if ran or (folder / "imported").exists() or any(folder.glob("read-*")):
-            raise AssertionError(f"{name} ran on a node: {told}")
+            raise AssertionError(f"{name} ran on a node: {answers}")

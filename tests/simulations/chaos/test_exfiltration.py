@@ -8,16 +8,16 @@ from flwr_safedshb.algorithm.budget import LEDGER_NAME
 from flwr_safedshb.node.approvals import KEY, inspect_bundle
 from flwr_safedshb.node.flower_patches.fab import build_bundle
 from flwr_safedshb.privacy.ledger.ledger import Ledger
-from simulations.chaos import spy
+from simulations.chaos.exfiltration import run_app, write_app
 from simulations.loopback import Deployment
 
 
 @pytest.mark.process
 def test_only_an_approved_bundle_runs_whatever_it_is_called(tmp_path: Path) -> None:
     """Node 0 approved an app; node 1 has no list, and so trusts operators with code."""
-    harmless = spy.written(tmp_path / "harmless", "an-app", hostile=False)
+    harmless = write_app(tmp_path / "harmless", "an-app", hostile=False)
     # The same name and version, and other bytes; then a run that comes back with them.
-    changed = spy.written(tmp_path / "changed", "an-app")
+    changed = write_app(tmp_path / "changed", "an-app")
     with Deployment(tmp_path / "flower", 2, secure=False) as nodes:
         nodes.kill("node-0")
         nodes.start_node(0, config={KEY: inspect_bundle(build_bundle(harmless)).hash})
@@ -25,9 +25,9 @@ def test_only_an_approved_bundle_runs_whatever_it_is_called(tmp_path: Path) -> N
             nodes.state_dir(node).mkdir()
             with Ledger(nodes.state_dir(node) / LEDGER_NAME, 1.0, 1e-5):
                 pass
-        served = spy.answers(nodes, harmless, 2)
+        served = run_app(nodes, harmless, 2)
         assert sorted(int(told["node"]) for told in served) == [0, 1]
-        refused = spy.answers(nodes, changed, 2)
+        refused = run_app(nodes, changed, 2)
         log = nodes.log("node-1")
     errors = [told["error"] for told in refused if "error" in told]
     hash_ = inspect_bundle(build_bundle(changed)).hash
