@@ -42,7 +42,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from flwr_safedshb.algorithm import wire
-from flwr_safedshb.algorithm.screening import INNOCENT, match_replies
+from flwr_safedshb.algorithm.screening import HONEST_FAILURES, match_replies
 from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
 
 Floats = NDArray[np.float64]
@@ -135,7 +135,7 @@ def aggregate_evaluation(
     reply makes this raise.
     """
     reported, excluded = _screen_counts(schedule, sent, replies)
-    proven = sum(n for reason, n in excluded.items() if reason not in INNOCENT)
+    proven = sum(n for reason, n in excluded.items() if reason not in HONEST_FAILURES)
     f = max(num_malicious - proven, 0)
     if len(reported) <= 2 * f:
         log(

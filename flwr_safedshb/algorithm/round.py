@@ -22,7 +22,7 @@ from flwr_safedshb.algorithm.heterogeneity import estimate_heterogeneity
 from flwr_safedshb.algorithm.privacy_report import collect_reports
 from flwr_safedshb.algorithm.screening import (
     ForeignClientsError,
-    Screened,
+    ScreeningResult,
     screen_replies,
 )
 from flwr_safedshb.algorithm.wire import Template, apply_update
@@ -54,13 +54,13 @@ class SentRound:
     noise_std : float, optional
         Deviation of the noise in an honest momentum, if it is known.
     foreign_clients : bool
-        Whether replies need no tag of our clients.
+        Whether replies without the momentum tag are accepted.
     local_steps : int
-        K, how many steps a momentum is the mean of.
+        K; a reply is the mean of K momentums.
     report_privacy : bool
         Whether nodes were asked to report what the run costs them.
     norm_bound : float
-        No honest reply is longer; infinite where nothing is known.
+        The largest L2 norm of an honest reply; infinite if it is unknown.
     number : int
         The number of the round, from 1 on.
     before : mapping
@@ -112,7 +112,7 @@ def aggregate_round(
     Raises
     ------
     ForeignClientsError
-        If more clients than can be adversaries send vectors that are no momentums.
+        If more than f replies have no momentum tag.
     """
     screened = screen_replies(
         sent.template, sent.messages, replies, sent.foreign_clients, sent.norm_bound
@@ -155,7 +155,7 @@ def aggregate_round(
 
 
 def _take_step(
-    sent: SentRound, rule: Rule, f: int, screened: Screened
+    sent: SentRound, rule: Rule, f: int, screened: ScreeningResult
 ) -> tuple[ArrayRecord | None, Metrics]:
     """Aggregate the momentums and return theta_{t+1}, or None if that fails."""
     nodes, replies = zip(*screened.accepted, strict=True)
@@ -178,18 +178,18 @@ def _take_step(
     return arrays, metrics
 
 
-def _remaining_adversaries(f: int, screened: Screened) -> int:
-    """Return f': f less those whose replies prove that they are adversaries."""
-    if screened.proven > f:
+def _remaining_adversaries(f: int, screened: ScreeningResult) -> int:
+    """Return f': f minus the senders whose replies prove that they are adversaries."""
+    if screened.proven_adversaries > f:
         log(
             WARNING,
             "%d replies prove an adversary and num_malicious_nodes is %d: the "
             "assumption that everything rests on is broken, or honest clients hold "
             "another model",
-            screened.proven,
+            screened.proven_adversaries,
             f,
         )
-    return max(f - screened.proven, 0)
+    return max(f - screened.proven_adversaries, 0)
 
 
 def _rule_metrics(

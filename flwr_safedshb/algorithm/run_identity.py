@@ -1,4 +1,4 @@
-"""What identifies a run, as JSON values: a checkpoint of another run is refused."""
+"""Describe what determines a run's results, to refuse the checkpoint of another run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from flwr.app import ArrayRecord, ConfigRecord
 
 from flwr_safedshb.algorithm.settings import StrategySettings, shorten
 
-# Names to values that JSON has.
+# Setting names to JSON values.
 Identity = dict[str, object]
 
-# Differences that an error names; enough to see what is wrong.
+# The most differences that an error lists.
 _MAX_DIFFERENCES = 4
 
 
@@ -25,7 +25,7 @@ def identify_run(
     rates: Sequence[tuple[float, float]],
     **configs: ConfigRecord | None,
 ) -> Identity:
-    """Return all that decides what a run computes, as JSON values.
+    """Return everything that determines what a run computes, as JSON values.
 
     Parameters
     ----------
@@ -37,14 +37,14 @@ def identify_run(
     rates : sequence of (float, float)
         Learning rate and momentum of each round.
     configs
-        What the nodes are sent beside what the strategy sends.
+        The user's own config entries that the nodes are sent, by kind of message.
     """
     return {
         # First, because the rates of all rounds follow from it.
         "local_steps": settings.local_steps,
         **{name: to_json(value) for name, value in settings.identity().items()},
         **{name: to_json(config or {}) for name, config in configs.items()},
-        # Their values: a function's name does not say what it returns.
+        # The values of schedules, because a function has no comparable form.
         "server_learning_rate": _collapse([rate for rate, _ in rates]),
         "momentum": _collapse([momentum for _, momentum in rates]),
         "strategy": strategy,
@@ -66,19 +66,20 @@ def to_json(value: object) -> object:
     if type(value).__repr__ is object.__repr__:
         parts = (f"{k}={to_json(v)}" for k, v in sorted(vars(value).items()))
         text = f"{type(value).__qualname__}({', '.join(parts)})"
-    # The address of an object says nothing about it.
+    # Addresses differ from process to process.
     return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def truncate_rounds(identity: Identity, num_rounds: object) -> Identity | None:
-    """Return the identity that a run had with fewer rounds; None if that cannot be.
+    """Return the identity of the same run with fewer rounds, or None.
 
-    Only a run that returns its last model can go on after its end.
+    It lets a finished run go on with more rounds. That needs output="last": the other
+    outputs depend on the number of rounds.
     """
-    more = identity["num_rounds"]
-    if not isinstance(more, int) or not isinstance(num_rounds, int):
+    all_rounds = identity["num_rounds"]
+    if not isinstance(all_rounds, int) or not isinstance(num_rounds, int):
         return None
-    if not 0 < num_rounds < more or identity["output"] != "last":
+    if not 0 < num_rounds < all_rounds or identity["output"] != "last":
         return None
     rates = {
         name: _collapse(value[:num_rounds])
@@ -89,7 +90,7 @@ def truncate_rounds(identity: Identity, num_rounds: object) -> Identity | None:
 
 
 def fingerprint_arrays(arrays: ArrayRecord) -> str:
-    """Return a digest of names, shapes, types and values."""
+    """Return a hash of the arrays' names, dtypes, shapes and values."""
     digest = hashlib.sha256()
     for name, array in arrays.items():
         digest.update(f"{name} {array.dtype} {tuple(array.shape)} ".encode())
@@ -98,22 +99,22 @@ def fingerprint_arrays(arrays: ArrayRecord) -> str:
 
 
 def describe_differences(then: Mapping[str, object], now: Mapping[str, object]) -> str:
-    """Say what differs between two identities; empty if nothing does."""
+    """Describe how two identities differ, in one line; empty if they are equal."""
     found = [
         f"{name} was {shorten(old)} and is {shorten(new)}"
         for name, old, new in _diff("", then, now)
     ]
-    more = len(found) - _MAX_DIFFERENCES
+    num_more = len(found) - _MAX_DIFFERENCES
     text = "; ".join(found[:_MAX_DIFFERENCES])
-    return text + (f"; and {more} more" if more > 0 else "")
+    return text + (f"; and {num_more} more" if num_more > 0 else "")
 
 
 def _diff(name: str, then: object, now: object) -> Iterator[tuple[str, object, object]]:
-    """Yield where two values differ, with both values there."""
+    """Yield the path of each difference, and the two values at it."""
     if isinstance(then, Mapping) and isinstance(now, Mapping):
         for key in dict.fromkeys([*then, *now]):
-            place = f"{name}.{key}" if name else key
-            yield from _diff(place, then.get(key), now.get(key))
+            path = f"{name}.{key}" if name else key
+            yield from _diff(path, then.get(key), now.get(key))
     elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
         for i, (old, new) in enumerate(zip(then, now, strict=True)):
             yield from _diff(f"{name}[{i}]", old, new)
@@ -122,5 +123,5 @@ def _diff(name: str, then: object, now: object) -> Iterator[tuple[str, object, o
 
 
 def _collapse(values: list[float]) -> object:
-    """Return one value for a list of equal ones."""
+    """Return the one value of a list whose values are all equal, else the list."""
     return values[0] if len(set(values)) == 1 else values

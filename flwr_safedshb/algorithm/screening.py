@@ -1,9 +1,9 @@
 """Screen the replies of a round: decode the arrays of each, or say why it is excluded.
 
-Each reply is screened alone, and nothing in it is trusted: the decoded values are
-checked, not the shape and dtype that are declared beside them; sizes are compared with
-the model's before anything is decoded; nothing is ever unpickled. Weights and metrics
-that a client reports are not read. No reply makes this raise.
+Each reply is screened alone and trusted in nothing. Sizes are compared with the
+model's before anything is decoded. The decoded values are checked, not the shape and
+dtype that the reply declares. Nothing is unpickled. Weights and metrics that a client
+reports are not read. No reply makes the screening raise an exception.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from numpy.typing import NDArray
 
-from flwr_safedshb.algorithm.wire import MOMENTUM_TAG, MisfitError, Template
+from flwr_safedshb.algorithm.wire import MOMENTUM_TAG, Template, TemplateMismatchError
 from flwr_safedshb.flower.compat import Record, is_reply_to
 
 Reason = Literal[
@@ -38,42 +38,44 @@ Reason = Literal[
     "too-long",
 ]
 
-# Honest clients can be slow or fail; they never cause the other reasons.
-INNOCENT: frozenset[Reason] = frozenset({"missing", "error"})
+# An honest client can be slow or fail. Every other reason proves an adversary.
+HONEST_FAILURES: frozenset[Reason] = frozenset({"missing", "error"})
 
+# The dtype of a momentum on the wire.
 DTYPE = np.dtype("<f4")
-# What a Flower client sends beside its arrays: a Message-API client its number of
-# examples, a NumPyClient that, its metrics and its status.
+# The most records that a Flower client sends beside its arrays. A Message-API client
+# sends one MetricRecord; a NumPyClient sends one, and two ConfigRecords (its metrics
+# and its status).
 _MAX_METRIC_RECORDS = 1
 _MAX_CONFIG_RECORDS = 2
-# For a NumPyClient, which cannot read messages for clients of the Message API.
+# Appended to the error of a NumPyClient that was sent a message of the Message API.
 _NUMPY_CLIENT_REMEDY = "; put it into client_app(client_fn), or use ClassicStrategy"
-# Characters of a node's own words in the log.
-_MAX_WORDS = 300
+# Characters of a node's error message that the log quotes.
+_MAX_ERROR_LENGTH = 300
 
 
 class ForeignClientsError(RuntimeError):
-    """Raised if more clients than can be adversaries send no momentums."""
+    """More than f replies have no momentum tag: honest clients send something else."""
 
     def __init__(self, count: int, num_malicious: int) -> None:
         super().__init__(
-            f"{count} replies are no momentums of a SafeDSHBClient, and at most "
-            f"{num_malicious} can be of adversaries; trained weights, say, must not be "
-            "taken for momentums. Use SafeDSHBClient on the nodes, or say "
-            "foreign_clients=True if your own clients send momentums, too"
+            f"{count} replies do not carry the tag of a SafeDSHBClient's momentum, and "
+            f"only {num_malicious} can come from adversaries; trained weights, say, "
+            "must not be aggregated as momentums. Use SafeDSHBClient on the nodes, or "
+            "set foreign_clients=True if your own clients send momentums, too"
         )
 
 
 @dataclass(frozen=True)
 class Excluded:
-    """Why a reply is not aggregated."""
+    """A reply that is not aggregated, and the reason."""
 
     reason: Reason
 
     @property
-    def is_proof(self) -> bool:
-        """Whether only an adversary sends such a reply."""
-        return self.reason not in INNOCENT
+    def proves_adversary(self) -> bool:
+        """Whether the reply proves that its sender is an adversary."""
+        return self.reason not in HONEST_FAILURES
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,11 @@ class Accepted:
     Attributes
     ----------
     layers : list of float32 arrays
-        Finite, in the shapes and the order of the model's.
+        The momentum: finite, in the order and shapes of the model's arrays.
     encoded : tuple of bytes
-        The same values as they were sent; replies are ordered by them.
+        The same arrays in the bytes that were sent; replies are sorted by these.
     records : list of records
-        The whole reply, of which nothing but the arrays is checked.
+        The whole reply; only its arrays were checked.
     """
 
     layers: list[NDArray[np.float32]]
@@ -96,24 +98,24 @@ class Accepted:
 
 
 @dataclass(frozen=True)
-class Screened:
-    """The screened replies of a round.
+class ScreeningResult:
+    """The result of screening all replies of a round.
 
     Attributes
     ----------
     accepted : list of (node, Accepted)
     excluded : Counter of reasons
-    proven : int
-        How many excluded replies only an adversary sends.
+    proven_adversaries : int
+        How many excluded replies prove that their sender is an adversary.
     ignored : int
-        How many messages were no replies of this round.
+        How many messages did not answer a message of this round.
     failed : set of int
-        The nodes that sent nothing, or an error.
+        The nodes that sent nothing or an error.
     """
 
     accepted: list[tuple[int, Accepted]]
     excluded: Counter[Reason]
-    proven: int
+    proven_adversaries: int
     ignored: int
     failed: set[int]
 
@@ -121,7 +123,7 @@ class Screened:
 def match_replies(
     sent: Sequence[Message], replies: Iterable[Message]
 ) -> tuple[list[tuple[int, Message]], list[int], int]:
-    """Match replies to the messages of a round; a message counts one reply.
+    """Match each reply to its message; only the first reply to a message counts.
 
     Parameters
     ----------
@@ -135,19 +137,19 @@ def match_replies(
     silent : list of int
         The nodes without a reply.
     ignored : int
-        How many messages reply to nothing in this round, or a second time.
+        How many replies match no message of this round, or are second replies to one.
     """
     waiting = {m.metadata.message_id: m.metadata.dst_node_id for m in sent}
     answered: list[tuple[int, Message]] = []
     ignored = 0
     for reply in replies:
-        name = reply.metadata.reply_to_message_id
-        node = waiting.get(name)
-        if node is None or not is_reply_to(reply, name, node):
-            log(WARNING, "\t> A message that answers nothing of this round: ignored")
+        message_id = reply.metadata.reply_to_message_id
+        node = waiting.get(message_id)
+        if node is None or not is_reply_to(reply, message_id, node):
+            log(WARNING, "\t> Ignored a reply that matches no message of this round")
             ignored += 1
         else:
-            answered.append((waiting.pop(name), reply))
+            answered.append((waiting.pop(message_id), reply))
     return answered, list(waiting.values()), ignored
 
 
@@ -157,22 +159,23 @@ def screen_replies(
     replies: Iterable[Message],
     foreign: bool = False,
     norm_bound: float = math.inf,
-) -> Screened:
+) -> ScreeningResult:
     """Screen the replies to the messages of a round.
 
-    What passes is ordered by content: node ids and the order of arrival differ between
-    engines, and the rounding of a sum depends on its order.
+    Accepted replies are sorted by their bytes: the rounding of a sum depends on its
+    order, and node ids and the order of arrival differ between engines.
 
     Parameters
     ----------
     template : Template
-        Of the model.
+        Names and shapes of the model's arrays.
     sent : sequence of Message
     replies : iterable of Message
     foreign : bool
-        Whether clients that are not ours are expected, whose replies have no tag.
+        Whether replies without the momentum tag are accepted, because the clients are
+        not SafeDSHBClients.
     norm_bound : float
-        No honest reply is longer.
+        The largest L2 norm of an honest reply; longer replies are excluded.
     """
     accepted: list[tuple[int, Accepted]] = []
     excluded: Counter[Reason] = Counter()
@@ -184,7 +187,7 @@ def screen_replies(
             accepted.append((node, result))
             continue
         excluded[result.reason] += 1
-        if not result.is_proof:
+        if not result.proves_adversary:
             failed.add(node)
         log(
             INFO,
@@ -198,29 +201,31 @@ def screen_replies(
         failed.update(silent)
         log(INFO, "\t> No reply from %s", ", ".join(map(str, silent)))
     accepted.sort(key=lambda pair: pair[1].encoded)
-    proven = sum(n for reason, n in excluded.items() if Excluded(reason).is_proof)
-    return Screened(accepted, excluded, proven, ignored, failed)
+    num_proven = sum(
+        n for reason, n in excluded.items() if Excluded(reason).proves_adversary
+    )
+    return ScreeningResult(accepted, excluded, num_proven, ignored, failed)
 
 
 def check_first_round(metrics: Mapping[str, object], num_malicious: int) -> None:
-    """End a run whose first round has no usable reply.
+    """Raise if the first round has no usable reply, so that no run trains nothing.
 
     Raises
     ------
     RuntimeError
-        If more replies were excluded than adversaries could have sent, and none passed.
+        If no reply was accepted and more than `num_malicious` were excluded.
     """
     reasons = {
         name.removeprefix("excluded-"): count
         for name, count in metrics.items()
         if name.startswith("excluded-") and name != "excluded-missing"
     }
-    failed = sum(count for count in reasons.values() if isinstance(count, int))
-    if not metrics["replies"] and failed > num_malicious:
-        told = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+    num_excluded = sum(n for n in reasons.values() if isinstance(n, int))
+    if not metrics["replies"] and num_excluded > num_malicious:
+        listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
         raise RuntimeError(
-            f"no node could take the first step ({told}), so nothing was trained; what "
-            "they said is in the log above, and the rest in the logs of the nodes"
+            f"no node could take the first step ({listed}), so nothing was trained; "
+            "see the nodes' errors in the log above, and the nodes' own logs"
         )
 
 
@@ -253,10 +258,10 @@ def _decode_reply(
     ):
         return Excluded("extra-record")
     try:
-        found, encoded = template.decode_untrusted(arrays[0], DTYPE)
-    except MisfitError as error:
+        decoded, encoded = template.decode_untrusted(arrays[0], DTYPE)
+    except TemplateMismatchError as error:
         return Excluded(error.reason)
-    layers = [layer.view(np.float32) for layer in found]
+    layers = [layer.view(np.float32) for layer in decoded]
     if not all(np.isfinite(layer).all() for layer in layers):
         return Excluded("not-finite")
     if not foreign and not any(MOMENTUM_TAG in record for record in records):
@@ -276,11 +281,13 @@ def _count_records(records: Sequence[object], kind: type) -> int:
 
 
 def _quote_error(reply: Message) -> str:
-    """Quote the error of a node, made safe for one line of a log."""
-    words = getattr(reply.error, "reason", "") if reply.has_error() else ""
-    if not isinstance(words, str) or not words:
+    """Quote a node's error message in one line that is safe to print."""
+    message = getattr(reply.error, "reason", "") if reply.has_error() else ""
+    if not isinstance(message, str) or not message:
         return ""
-    # The node may be hostile, and a terminal obeys some characters.
-    plain = "".join(c if c.isprintable() else " " for c in words[:_MAX_WORDS])
-    cure = _NUMPY_CLIENT_REMEDY if "'fitins." in plain else ""
-    return f": {plain}{'...' if len(words) > _MAX_WORDS else ''}{cure}"
+    # The node may be hostile, and a terminal executes escape sequences.
+    start = message[:_MAX_ERROR_LENGTH]
+    printable = "".join(c if c.isprintable() else " " for c in start)
+    ellipsis = "..." if len(message) > _MAX_ERROR_LENGTH else ""
+    remedy = _NUMPY_CLIENT_REMEDY if "'fitins." in printable else ""
+    return f": {printable}{ellipsis}{remedy}"

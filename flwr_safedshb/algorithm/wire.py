@@ -55,7 +55,7 @@ CLASS_COUNT, CLASS_CORRECT, CLASS_LOSS = "class-count", "class-correct", "class-
 CLASS_SUMS = (CLASS_COUNT, CLASS_CORRECT, CLASS_LOSS)
 
 Arrays = list[NDArray[np.generic]]
-Misfit = Literal["wrong-keys", "too-large", "wrong-dtype", "wrong-shape"]
+Mismatch = Literal["wrong-keys", "too-large", "wrong-dtype", "wrong-shape"]
 
 # The start of version 1.0, which is what numpy writes for plain arrays; two bytes
 # follow with the length of the header.
@@ -72,10 +72,10 @@ _NOTHING, _METRICS = ArrayRecord(), MetricRecord({NUM_EXAMPLES: 0})
 _Header = tuple[tuple[int, ...], bool, np.dtype[np.generic]]
 
 
-class MisfitError(ValueError):
+class TemplateMismatchError(ValueError):
     """A record does not fit the template; `reason` says how they differ."""
 
-    def __init__(self, reason: Misfit) -> None:
+    def __init__(self, reason: Mismatch) -> None:
         super().__init__(reason)
         self.reason = reason
 
@@ -109,7 +109,7 @@ class Template:
         """
         try:
             arrays = self._order_arrays(record)
-        except MisfitError:
+        except TemplateMismatchError:
             idle = [name for name in record if name not in self.names]
             missing = [name for name in self.names if name not in record]
             told = (("has", idle), ("lacks", missing))
@@ -141,21 +141,21 @@ class Template:
 
         Raises
         ------
-        MisfitError
+        TemplateMismatchError
         ValueError
             If the bytes are not those of plain arrays.
         """
         arrays = self._order_arrays(record).values()
         for array, shape in zip(arrays, self.shapes, strict=True):
             if len(array.data) > _MAX_OVERHEAD + math.prod(shape) * dtype.itemsize:
-                raise MisfitError("too-large")
+                raise TemplateMismatchError("too-large")
         layers = []
         for array, shape in zip(arrays, self.shapes, strict=True):
             header, start = _parse_header(array)
             if header[2] != dtype:
-                raise MisfitError("wrong-dtype")
+                raise TemplateMismatchError("wrong-dtype")
             if header[0] != shape:
-                raise MisfitError("wrong-shape")
+                raise TemplateMismatchError("wrong-shape")
             layers.append(_read_values(array, header, start))
         return layers, tuple(array.data for array in arrays)
 
@@ -164,7 +164,7 @@ class Template:
         for names in (self.names, tuple(map(str, range(len(self.names))))):
             if record.keys() == set(names):
                 return {name: record[name] for name in names}
-        raise MisfitError("wrong-keys")
+        raise TemplateMismatchError("wrong-keys")
 
 
 def split_vector(

@@ -1,7 +1,7 @@
-"""Bound epsilon from below, by telling neighbouring datasets apart.
+"""Bound epsilon from below with an attack that tells neighbouring datasets apart.
 
-An attacker who knows everything but one example, the canary, looks at releases of the
-real code path, `private_gradient`, on two neighbouring datasets. How well it tells them
+The attacker knows everything except one example, the canary. It sees releases of the
+real code, `private_gradient`, on two neighbouring datasets. Its success in telling them
 apart bounds epsilon from below (Jagielski, Ullman, Oprea, "Auditing Differentially
 Private Machine Learning", NeurIPS 2020). A bound above the accounted epsilon is a bug.
 """
@@ -27,11 +27,11 @@ Floats = npt.NDArray[np.float64]
 
 # Raw gradients are this many times the clip norm, so that a missing clip shows.
 _OVERSHOOT = 10.0
-# The share of the releases that chooses the event; the others, unseen, measure it.
+# The share of the releases that is used to choose the event; the rest measures it.
 _CHOOSING = 0.25
 _THRESHOLDS = 99
-# With little noise and much sampling, so that half the noise would exceed what is
-# accounted.
+# So little noise and so large batches that a mechanism with half the noise would exceed
+# the accounted epsilon.
 PLANS = (
     PrivacyPlan(1.0, 1.0, 6, 8),
     PrivacyPlan(1.0, 1.0, 6, 8, clipping="ghost"),
@@ -64,10 +64,10 @@ def neighbouring_contributions(plan: PrivacyPlan) -> tuple[Floats, Floats]:
     """Return the worst neighbouring datasets for the plan, as signed gradients.
 
     Each entry is an example's gradient along one direction, in units of the clip norm.
-    The pairs are those the accountant's dominating distributions belong to: with
-    batches of fixed size the canary replaces an opposite example; under Poisson
-    sampling the other examples stay silent, lest their number add noise. A removed
-    example is one that has no gradient.
+    They attain the accountant's dominating pair. With batches of fixed size the canary
+    replaces an example with the opposite gradient. Under Poisson sampling the other
+    examples have gradient zero, because their random number would add noise. A removed
+    example is one with gradient zero.
 
     Returns
     -------
@@ -88,8 +88,8 @@ def epsilon_lower_bound(
     """Bound epsilon from below by the best threshold between two samples.
 
     (epsilon, delta)-privacy means P(E) <= e^epsilon Q(E) + delta for every event E, and
-    with the datasets exchanged. The event, a half-line, is chosen on one part of the
-    samples; Clopper-Pearson intervals on the other part bound both probabilities.
+    the same with P and Q exchanged. The event, a half-line, is chosen on one part of
+    the samples; Clopper-Pearson intervals on the rest bound both probabilities.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def _choose_event(
 
     def predict_bound(event: tuple[bool, float]) -> float:
         hits, false_hits = _count_event(event, without, with_canary)
-        # One more false hit than was seen, lest an empty tail look better than it is.
+        # One more false hit than was seen, so that an empty tail is not overrated.
         expected = min(scale * (false_hits + 1), left)
         return _bound_epsilon(scale * hits, expected, left, delta, confidence)
 
@@ -140,7 +140,7 @@ def _count_event(
 def _bound_epsilon(
     hits: float, false_hits: float, trials: int, delta: float, confidence: float
 ) -> float:
-    # Either interval may fail with half of the probability that is left.
+    # Each interval fails with at most half of 1 - confidence.
     error = (1 - confidence) / 2
     lower = beta.ppf(error, hits, trials - hits + 1) if hits else 0.0
     upper = (
@@ -158,7 +158,7 @@ def _release_vectors(
     randomness: Randomness,
     progress: Callable[[int], object],
 ) -> Floats:
-    """Run the client's code on a dataset with given gradients, many times.
+    """Release private gradients of a dataset with the given contributions, many times.
 
     The model is affine in one input, so that a gradient has parts in two tensors. With
     inputs 1 and a linear loss, an example's gradient is its target in both.

@@ -1,9 +1,9 @@
-"""Try to read one example's label from what a client releases.
+"""Try to infer one example's label from the noisy gradient that a client releases.
 
-The attacker is the server: it chose the weights, and knows every example and the label
-of every example but one, which is one of two. That is more than any server knows. It
-computes, without noise, what the two labels would have released, and guesses the one
-that the release is nearer to: with Gaussian noise no test is better.
+The attacker is the server. It chose the weights and knows all examples and labels,
+except one label, which is one of two. No real server knows that much. It computes the
+releases without noise for both labels, and guesses the label whose release is nearer:
+with Gaussian noise this is the most powerful test.
 """
 
 from __future__ import annotations
@@ -27,36 +27,37 @@ from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 
 CLIP_NORM = 1.0
 NOISE_MULTIPLIER = 10.0
-# The probability with which a correct mechanism is called broken.
+# The probability that a correct mechanism is called broken.
 _FALSE_ALARM = 1e-6
 
 
 @dataclass(frozen=True)
 class LabelGuesses:
-    """How often an attack was right.
+    """How often an attack guessed right.
 
     Attributes
     ----------
-    right, guesses : int
+    num_right, num_guesses : int
     chance : float
-        The largest probability of a right guess that the plan allows: little above one
-        half.
+        The largest probability of a right guess that the plan allows, slightly above
+        one half.
     """
 
-    right: int
-    guesses: int
+    num_right: int
+    num_guesses: int
     chance: float
 
     @property
     def holds(self) -> bool:
-        """Whether so many right guesses are no surprise under the plan's privacy."""
-        return bool(binom.sf(self.right - 1, self.guesses, self.chance) > _FALSE_ALARM)
+        """Whether the number of right guesses is plausible under the plan's privacy."""
+        tail = binom.sf(self.num_right - 1, self.num_guesses, self.chance)
+        return bool(tail > _FALSE_ALARM)
 
 
 def infer_labels(
     target: TargetModel, candidates: Sequence[Candidate], guesses: int, seed: int
 ) -> LabelGuesses:
-    """Guess labels with the weights that tell the two apart best.
+    """Guess labels with the candidate whose two labels differ most in their releases.
 
     Parameters
     ----------
@@ -66,7 +67,7 @@ def infer_labels(
         Weights and examples to choose from, such as the worst ones of a search.
     guesses : int
     seed : int
-        Of the labels and of the noise.
+        Seeds the labels and the noise.
     """
     dtype = candidates[0].weights[0].dtype
     model = target.make().to(dtype)
@@ -84,7 +85,8 @@ def infer_labels(
             label = int(rng.integers(2))
             source = SeededRandomness(seed).for_step(0, guess)
             right += best.guess(label, source) == label
-    # One step of a batch of all examples: two Gaussians, 1 / s apart at most.
+    # One step on a full batch: two Gaussians whose means are at most 1 / s deviations
+    # apart.
     chance = float(norm.cdf(0.5 / NOISE_MULTIPLIER))
     return LabelGuesses(right, guesses, chance)
 
@@ -122,16 +124,16 @@ class _LabelAttack:
         self.distance = float(np.linalg.norm(gap)) if np.isfinite(gap).all() else 0.0
 
     def guess(self, label: int, source: SeededRandomness) -> int:
-        """Return which label a noisy release of `label` looks like."""
+        """Release `label` with noise, and return the label whose mean is nearer."""
         released = self._release(label, self._plan, source)
-        far = [float(np.linalg.norm(released - mean)) for mean in self._means]
-        return int(far[1] < far[0])
+        distances = [float(np.linalg.norm(released - mean)) for mean in self._means]
+        return int(distances[1] < distances[0])
 
     def _release(
         self, label: int, plan: PrivacyPlan, source: SeededRandomness
     ) -> npt.NDArray[np.float64]:
         load_entries(self._gradients.model, self._weights)
-        # Dropout is no secret to this attacker.
+        # This attacker knows the dropout mask.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
             batch = BatchSource(self._batches[label], plan, source)

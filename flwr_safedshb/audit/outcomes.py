@@ -1,4 +1,4 @@
-"""What an attack by single requests found: one outcome for each request."""
+"""The outcomes of a series of requests to a node or a ledger."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Outcome:
-    """One request, and what came of it.
+    """One request and its outcome.
 
     Attributes
     ----------
@@ -17,7 +17,7 @@ class Outcome:
     result : str
         Such as "refused" or "answered".
     broken : str
-        The promise that it breaks, or empty.
+        The promise that was broken, or empty.
     """
 
     request: str
@@ -33,9 +33,9 @@ class Outcomes:
 
     @property
     def broken(self) -> list[Outcome]:
-        """Those that break a promise."""
+        """The outcomes that broke a promise."""
         return [case for case in self.cases if case.broken]
 
     def count_results(self) -> dict[str, int]:
-        """Return how often each result came."""
+        """Return how often each result occurred."""
         return dict(sorted(Counter(case.result for case in self.cases).items()))

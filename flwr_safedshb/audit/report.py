@@ -1,4 +1,4 @@
-"""What the audit found: one row a result, in a file that a run goes on from."""
+"""The audit's report: one row for each result, in a file that can be resumed."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Row:
     config : dict
         The settings that the suite uses, its seed among them.
     version : str
-        A hash of the code that attacks and is attacked.
+        A hash of the audit's code and of the code under audit.
     seconds : float
-        Of all rows of this task.
+        The time of the whole task.
     """
 
     subject: str
@@ -60,7 +60,7 @@ class Row:
 
 @dataclass
 class Report:
-    """What was tried, and what was found."""
+    """All rows of an audit, and the versions of the packages that it ran with."""
 
     rows: list[Row] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=lambda: _package_versions())
@@ -82,7 +82,7 @@ class Report:
         replace_file(path.with_suffix(".csv"), lambda file: file.write(table))
 
     def _to_csv(self) -> str:
-        """Return a line a row, with a column for each setting and each figure."""
+        """Return the rows as CSV, with a column for each setting and each figure."""
         lines = []
         for row in self.rows:
             record = asdict(row)
@@ -103,9 +103,9 @@ class Report:
 
     @classmethod
     def resume(cls, path: Path, is_current: Callable[[Row], bool]) -> Report:
-        """Return the rows that earlier runs have written and that still count.
+        """Return a report with the rows of a file that are still current.
 
-        With other packages than those runs had, none counts.
+        If the packages have other versions now, no row is.
         """
         new = cls()
         if not path.exists():

@@ -55,12 +55,12 @@ from flwr_safedshb.stop_signal import reraise_stop
 CLIP_NORMS = (1.0, 0.1, 1000.0)
 # How many of the worst candidates are kept, to mutate.
 _ARCHIVE_SIZE = 12
-# Every so many candidates the search asks whether a call remembers the one before.
+# One in so many candidates is also checked for a call that depends on earlier calls.
 _REPEAT_EVERY = 8
 
 
 class Clipper(Protocol):
-    """What is under attack; `ClippedGradients` is one."""
+    """The interface of the attacked sum; `ClippedGradients` implements it."""
 
     @property
     def isolation(self) -> str:
@@ -79,44 +79,45 @@ MakeClipper = Callable[[nn.Module, Loss, float, Clipping], Clipper]
 
 
 class Float32Sums(ClippedGradients):
-    """Clipping that sums small models in float32, as it sums large ones."""
+    """`ClippedGradients` that sums small models in float32, too, like large ones."""
 
     max_float64_size = 0
 
 
 @dataclass
 class SearchResult:
-    """The worst that a search found.
+    """The result of a sensitivity search.
 
     Attributes
     ----------
     isolation : str
-        How the sums were made, or empty if the model was refused.
+        How examples were kept apart, or empty if the model was refused.
     refusal : str
         The first line of the refusal, or empty.
-    removed, replaced : float
-        The largest changes by one example, in units of C and 2C; infinite for values
-        that are not finite.
-    remembered : float
-        The largest change of a sum by what an earlier call was given, in units of 2C.
+    removal_ratio, replacement_ratio : float
+        The largest change of a sum by removing one example, in units of C, and by
+        replacing one, in units of 2C; infinite if a sum is not finite.
+    memory_ratio : float
+        The largest change of a sum by an earlier call, in units of 2C.
     origin : str
         How the worst candidate was made.
     candidates : int
         How many were measured.
     raised : str
-        The first exception that was no refusal, or empty: whether a node answers must
-        not depend on its data.
+        The first exception that was not a refusal, or empty: whether a node answers
+        must not depend on its data.
     accepted : str
-        What was accepted although it must be refused, or empty.
+        Set if a model was accepted that must be refused.
     worst, promising : list of (score, -number, Candidate)
-        The candidates that change sums the most, and those with most rounding slack.
+        The candidates with the largest change of a sum, and with the most rounding
+        slack.
     """
 
     isolation: str = ""
     refusal: str = ""
-    removed: float = 0.0
-    replaced: float = 0.0
-    remembered: float = 0.0
+    removal_ratio: float = 0.0
+    replacement_ratio: float = 0.0
+    memory_ratio: float = 0.0
     origin: str = ""
     candidates: int = 0
     raised: str = ""
@@ -127,15 +128,17 @@ class SearchResult:
     @property
     def ratio(self) -> float:
         """The worst ratio; above 1 the promise is broken."""
-        found = max(self.removed, self.replaced)
-        # An example that a past step used must not act on this one.
-        return max(found, 1.0 + self.remembered) if self.remembered else found
+        found = max(self.removal_ratio, self.replacement_ratio)
+        # Any influence of an earlier call breaks the promise.
+        return max(found, 1.0 + self.memory_ratio) if self.memory_ratio else found
 
     @property
     def broken(self) -> str:
         """The promise that does not hold, or empty."""
         if self.ratio > 1.0:
-            memory = ", and a call remembers the one before" if self.remembered else ""
+            memory = (
+                ", and a call depends on an earlier one" if self.memory_ratio else ""
+            )
             return f"{self.ratio:.6g} by one {self.origin}{memory}"
         return self.raised or self.accepted
 
@@ -148,7 +151,7 @@ class SearchResult:
         """Archive a candidate if it is among the worst, or has the most slack."""
         for archive, score in ((self.worst, ratio), (self.promising, slack)):
             if any(math.isclose(score, old, rel_tol=1e-3) for old, _, _ in archive):
-                continue  # one of a kind is enough to start from
+                continue  # skip near duplicates
             entry = (score, -self.candidates, candidate)
             if len(archive) < _ARCHIVE_SIZE:
                 heapq.heappush(archive, entry)
@@ -165,12 +168,13 @@ def search_sensitivity(
     make_clipper: MakeClipper | None = None,
     progress: Callable[[int], object] = lambda count: None,
 ) -> SearchResult:
-    """Attack one model with at least so many candidates.
+    """Search for a candidate that breaks the sensitivity bound of one model.
 
     Parameters
     ----------
     target : TargetModel
     candidates : int
+        The least number of candidates to try.
     seed : int
         The same seed makes the same candidates.
     dtype : torch.dtype
@@ -178,7 +182,7 @@ def search_sensitivity(
     make_clipper : callable (model, loss, clip_norm, clipping) -> Clipper
         By default `ClippedGradients`, and for half of the candidates `Float32Sums`.
     progress : callable
-        Called now and then with how many more candidates are done.
+        Called with the number of candidates done since the last call.
     """
     result = SearchResult()
     rng = np.random.default_rng([seed, *target.name.encode()])
@@ -249,7 +253,7 @@ def _try_candidates(
 
 
 class _Bench:
-    """A model and its clipper, made ready for one clip norm."""
+    """A model and its clipper for one clip norm."""
 
     def __init__(
         self,
@@ -267,28 +271,28 @@ class _Bench:
     def measure(
         self, candidate: Candidate, result: SearchResult, repeat: bool
     ) -> float:
-        """Measure a candidate, note what is worst, and return the worst ratio.
+        """Measure a candidate, update `result`, and return the candidate's worst ratio.
 
-        `repeat`: check as well that a call does not depend on the calls before.
+        With `repeat`, also check that a call does not depend on earlier calls.
         """
         load_entries(self.model, candidate.weights)
         sent = [entry.clone() for entry in float_entries(self.model)]
         whole = self._sum(candidate, candidate.batch, candidate.usable)
         other = self._sum(candidate, *candidate.replace_firsts())
-        replaced = max(distance_ratios(whole, other, 2 * self.clip_norm))
-        result.replaced = max(result.replaced, replaced)
+        replacement = max(distance_ratios(whole, other, 2 * self.clip_norm))
+        result.replacement_ratio = max(result.replacement_ratio, replacement)
         other = self._sum(candidate, *candidate.remove_firsts())
-        removed = max(distance_ratios(whole, other, self.clip_norm))
-        result.removed = max(result.removed, removed)
+        removal = max(distance_ratios(whole, other, self.clip_norm))
+        result.removal_ratio = max(result.removal_ratio, removal)
         if not repeat:
-            return max(removed, replaced)
+            return max(removal, replacement)
         again = self._sum(candidate, candidate.batch, candidate.usable)
-        remembered = max(distance_ratios(whole, again, 2 * self.clip_norm))
+        memory = max(distance_ratios(whole, again, 2 * self.clip_norm))
         pairs = zip(float_entries(self.model), sent, strict=True)
         if not all(torch.equal(*map(torch.nan_to_num, pair)) for pair in pairs):
-            remembered = math.inf  # the model is not what the server sent
-        result.remembered = max(result.remembered, remembered)
-        return max(removed, replaced, 1.0 + remembered if remembered else 0.0)
+            memory = math.inf  # the model is not what the server sent
+        result.memory_ratio = max(result.memory_ratio, memory)
+        return max(removal, replacement, 1.0 + memory if memory else 0.0)
 
     def _sum(
         self, candidate: Candidate, batch: Batch, usable: torch.Tensor

@@ -1,4 +1,4 @@
-"""The audit's suites, in one table, and the loop that runs them."""
+"""Define the suites of the privacy audit, and run those whose results are missing."""
 
 from __future__ import annotations
 
@@ -37,34 +37,34 @@ from flwr_safedshb.audit.zoo import (
 )
 from flwr_safedshb.privacy.randomness.noise import SecureRandomness, SeededRandomness
 
-Advance = Callable[[int], object]  # tells the progress bar how much more is done
+Advance = Callable[[int], object]  # moves a progress bar forward
 ZOO = tuple(
     target
-    for room in (layers, pretrained, randomised, raising, mixing, state)
-    for target in room.MODELS
+    for module in (layers, pretrained, randomised, raising, mixing, state)
+    for target in module.MODELS
 )
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How much to try, and from which seed.
+    """The size of an audit, and its seed.
 
     Attributes
     ----------
     candidates : int
-        Of each model, for each type of its weights.
+        Candidates that the sensitivity search tries on each model and dtype.
     guesses : int
-        Of labels, for each model that is accepted.
+        Labels that are guessed on each model that is accepted.
     rounds : int
-        That a node is asked with each bad example; random orders of charges.
+        Rounds for each bad example in the suite of messages.
     steps : int
-        That are timed, of each kind.
+        Timed steps for each model and kind of bad example.
     trials : int
-        Releases on each of two neighbouring datasets.
+        Releases on each of two neighbouring datasets, to bound epsilon.
     delta, confidence : float
-        Of the lower bound on epsilon.
+        Parameters of the lower bound on epsilon.
     secure : bool
-        Whether releases draw the deployment's randomness, which has no seed.
+        Whether releases use `SecureRandomness`, as a deployment does; it has no seed.
     seed : int
     """
 
@@ -92,7 +92,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Task:
-    """A part of a suite, after which the report is saved."""
+    """A unit of work in a suite; the report is saved after each."""
 
     name: str
     size: int
@@ -101,70 +101,70 @@ class Task:
 
 @dataclass(frozen=True)
 class Suite:
-    """A question about our privacy code, and how the audit answers it.
+    """A question about the privacy code, and the tasks that answer it.
 
     Attributes
     ----------
     title : str
     unit : str
-        What the trials are.
+        What a trial is, such as "candidates".
     columns : dict of str to callable
-        How each figure is printed.
-    uses : tuple of str
-        The `Settings` on which the results depend.
+        The names of the figures, and the function that formats each.
+    used_settings : tuple of str
+        Names of the `Settings` on which the results depend.
     code : tuple of str
-        Patterns of the modules on which the results depend.
-    plan : callable (settings, only) -> iterator of Task
+        Glob patterns of the modules on which the results depend.
+    make_tasks : callable (settings, only) -> iterator of Task
     """
 
     title: str
     unit: str
     columns: dict[str, Callable[[Any], str]]
-    uses: tuple[str, ...]
+    used_settings: tuple[str, ...]
     code: tuple[str, ...]
-    plan: Callable[[Settings, Sequence[str]], Iterator[Task]]
+    make_tasks: Callable[[Settings, Sequence[str]], Iterator[Task]]
 
-    def state(self, settings: Settings) -> tuple[dict[str, object], str]:
-        """Return what a row's `config` and `version` must be to count."""
-        config = {name: getattr(settings, name) for name in self.uses}
+    def identify_results(self, settings: Settings) -> tuple[dict[str, object], str]:
+        """Return the `config` and the `version` that rows made now would have."""
+        config = {name: getattr(settings, name) for name in self.used_settings}
         if config.get("secure"):
             config["seed"] = None
         return config, hash_code(self.code)
 
     @property
-    def heads(self) -> tuple[str, ...]:
-        """The heads of a printed table."""
+    def headings(self) -> tuple[str, ...]:
+        """The column headings of a printed table."""
         return "subject", "outcome", self.unit, *self.columns
 
-    def cells(self, row: Row) -> tuple[str, ...]:
-        """Return a row under these heads."""
+    def format_row(self, row: Row) -> tuple[str, ...]:
+        """Return the cells of a row, one for each heading."""
         outcome = f"BROKEN: {row.broken}" if row.broken else row.outcome
         figures = (
-            show(row.figures[name]) if name in row.figures else ""
-            for name, show in self.columns.items()
+            format_figure(row.figures[name]) if name in row.figures else ""
+            for name, format_figure in self.columns.items()
         )
         trials = f"{row.trials:,}" if row.trials else ""
         return row.subject, outcome, trials, *figures
 
 
-def plan_searches(settings: Settings, only: Sequence[str] = ()) -> Iterator[Task]:
-    """Return a search for each model and type of weights.
+def make_search_tasks(settings: Settings, only: Sequence[str] = ()) -> Iterator[Task]:
+    """Return a sensitivity search for each model and dtype.
 
     Parameters
     ----------
     settings : Settings
     only : sequence of str
-        Parts of models' names; none for all.
+        Substrings of models' names; empty for all models.
 
     Raises
     ------
     ValueError
-        If a part is in no name.
+        If a substring matches no model.
     """
     for part in only:
         if not any(part.lower() in target.name.lower() for target in ZOO):
             names = ", ".join(target.name for target in ZOO)
-            raise ValueError(f"only={part!r} names no model; there are {names}")
+            raise ValueError(f"only={part!r} matches no model; choose from {names}")
     for target in ZOO:
         if only and not any(part.lower() in target.name.lower() for part in only):
             continue
@@ -182,10 +182,10 @@ def _search_model(
     settings: Settings,
     advance: Advance,
 ) -> Iterator[Row]:
-    """Search, and then try to read labels with the worst that was found."""
+    """Search, then try to infer labels with the worst candidates found."""
     missing = pretrained.missing_packages() if target in pretrained.MODELS else []
     if missing:
-        yield Row(name, f"left out: {', '.join(missing)} not installed", 0)
+        yield Row(name, f"skipped: {', '.join(missing)} not installed", 0)
         return
     count, seed = settings.candidates, settings.seed
     result = search_sensitivity(target, count, seed, dtype=dtype, progress=advance)
@@ -199,23 +199,23 @@ def _search_model(
 def make_search_row(
     name: str, result: SearchResult, guesses: LabelGuesses | None
 ) -> Row:
-    """Return the row of what a search found, and of the labels that were guessed."""
+    """Return the row for the result of a search and of the label guesses."""
     if result.refusal:
         outcome = f"refused: {result.refusal}"
         return Row(name, outcome, result.candidates, broken=result.broken)
     figures: dict[str, float | str] = {
-        "worst / C": result.removed,
-        "worst / 2C": result.replaced,
+        "worst / C": result.removal_ratio,
+        "worst / 2C": result.replacement_ratio,
     }
     broken = result.broken
     if guesses is not None:
-        figures["labels"] = f"{guesses.right} of {guesses.guesses}"
+        figures["labels"] = f"{guesses.num_right} of {guesses.num_guesses}"
         if not guesses.holds:
-            broken = broken or "labels are read better than by chance"
+            broken = broken or "labels are guessed better than the plan allows"
     return Row(name, result.isolation, result.candidates, figures, broken)
 
 
-def plan_requests(settings: Settings, only: Sequence[str] = ()) -> Iterator[Task]:
+def make_request_tasks(settings: Settings, only: Sequence[str] = ()) -> Iterator[Task]:
     """Return a task for each kind of odd request to a node or a ledger."""
     kinds: dict[str, Callable[[], Outcomes]] = {
         "messages of a server": send_odd_messages,
@@ -235,14 +235,14 @@ def _request(
 
 
 def make_request_row(kind: str, outcomes: Outcomes) -> Row:
-    """Return the row of what an attack by single requests found."""
+    """Return the row for the outcomes of one kind of request."""
     counts = outcomes.count_results().items()
     outcome = ", ".join(f"{count} {result}" for result, count in counts)
     broken = "; ".join(f"{case.request}: {case.broken}" for case in outcomes.broken)
     return Row(kind, outcome, len(outcomes.cases), broken=broken)
 
 
-def plan_timing(settings: Settings, only: Sequence[str] = ()) -> Iterator[Task]:
+def make_timing_tasks(settings: Settings, only: Sequence[str] = ()) -> Iterator[Task]:
     """Return a task for each model whose steps are timed."""
     for model in MODELS:
         yield Task(model, 1, partial(_time_model, model, settings.steps))
@@ -254,24 +254,28 @@ def _time_model(model: str, steps: int, advance: Advance) -> Iterator[Row]:
 
 
 def make_timing_row(timing: Timing, steps: int) -> Row:
-    """Return the row of a comparison; what else a machine does decides no verdict."""
+    """Return the row of a timing comparison.
+
+    A deviation is shown as FAR but breaks no promise: other load on the machine can
+    cause it.
+    """
     figures: dict[str, float | str] = {
-        "usual ms": timing.usual * 1e3,
-        "one bad": timing.one,
-        "half": timing.half,
-        "CPU": timing.computed,
+        "usual ms": timing.usual_seconds * 1e3,
+        "one bad": timing.one_bad,
+        "half": timing.half_bad,
+        "CPU": timing.cpu,
     }
     outcome = timing.isolation if timing.holds else f"FAR: {timing.isolation}"
     return Row(f"{timing.model}, {timing.kind}", outcome, steps, figures)
 
 
-def plan_canaries(settings: Settings, only: Sequence[str] = ()) -> Iterator[Task]:
-    """Return one task for all plans, whose releases share a stream of randomness."""
+def make_epsilon_tasks(settings: Settings, only: Sequence[str] = ()) -> Iterator[Task]:
+    """Return one task for all privacy plans, which share one random generator."""
     size = 2 * settings.trials * len(epsilon_bound.PLANS)
-    yield Task("one private step", size, partial(_measure_plans, settings))
+    yield Task("one private step", size, partial(_measure_epsilons, settings))
 
 
-def _measure_plans(settings: Settings, advance: Advance) -> Iterator[Row]:
+def _measure_epsilons(settings: Settings, advance: Advance) -> Iterator[Row]:
     randomness = (
         SecureRandomness() if settings.secure else SeededRandomness(settings.seed)
     )
@@ -285,12 +289,12 @@ def _measure_plans(settings: Settings, advance: Advance) -> Iterator[Row]:
             "holds" if holds else "VIOLATED",
             trials,
             {"measured": measured, "accounted": accounted},
-            "" if holds else "more is measured than accounted",
+            "" if holds else "the measured epsilon exceeds the accounted epsilon",
         )
 
 
 def format_ratio(ratio: float) -> str:
-    """Return a ratio to six places, cut off: it reads 1 only from 1 on."""
+    """Format a ratio, rounded down to six decimals: below 1 it never reads 1."""
     return f"{ratio:.6g}" if ratio >= 1.0 else f"{int(ratio * 1e6) / 1e6:.6f}"
 
 
@@ -303,7 +307,7 @@ SUITES: dict[str, Suite] = {
         {"worst / C": format_ratio, "worst / 2C": format_ratio, "labels": str},
         ("candidates", "guesses", "seed"),
         (*_CLIPPING, *_AUDIT),
-        plan_searches,
+        make_search_tasks,
     ),
     "messages": Suite(
         "Can a message, an example or an order of charges change what leaves a node?",
@@ -311,10 +315,10 @@ SUITES: dict[str, Suite] = {
         {},
         ("rounds",),
         ("*.py", "algorithm/*.py", "privacy/**/*.py", *_AUDIT),
-        plan_requests,
+        make_request_tasks,
     ),
     "timing": Suite(
-        "Does the time of a step depend on its examples? In units of the usual",
+        "Does the time of a step depend on its examples? Relative to good examples",
         "steps",
         {
             "usual ms": "{:.1f}".format,
@@ -324,7 +328,7 @@ SUITES: dict[str, Suite] = {
         },
         ("steps",),
         (*_CLIPPING, *_AUDIT),
-        plan_timing,
+        make_timing_tasks,
     ),
     "epsilon": Suite(
         "Can neighbouring datasets be told apart better than epsilon allows?",
@@ -335,7 +339,7 @@ SUITES: dict[str, Suite] = {
         },
         ("trials", "delta", "confidence", "secure", "seed"),
         ("privacy/**/*.py", *_AUDIT),
-        plan_canaries,
+        make_epsilon_tasks,
     ),
 }
 
@@ -346,32 +350,32 @@ def run_audit(
     suites: Sequence[str] = (),
     only: Sequence[str] = (),
 ) -> Report:
-    """Run what a report has not, and save it after every task.
+    """Run the tasks whose results the report lacks, and save it after each.
 
     Parameters
     ----------
     settings : Settings
     output : Path
-        The report, JSON; rows as CSV lie beside it.
+        The report, as JSON; its rows are written as CSV beside it.
     suites : sequence of str
-        Names in `SUITES`; none for all, or for the search alone if `only` is given.
+        Names in `SUITES`; empty for all, or for "sensitivity" alone if `only` is given.
     only : sequence of str
-        Parts of models' names that the search is confined to.
+        Substrings of models' names, to search these models alone.
 
     Returns
     -------
     Report
-        The rows of these suites, and any that the file had of others.
+        The rows of these suites, and the current rows of others in the file.
     """
     chosen = suites or (["sensitivity"] if only else list(SUITES))
     for name in chosen:
         if name not in SUITES:
             raise ValueError(f"suite={name!r} must be one of {', '.join(SUITES)}")
-    states = {name: suite.state(settings) for name, suite in SUITES.items()}
+    current = {name: suite.identify_results(settings) for name, suite in SUITES.items()}
 
     def is_current(row: Row) -> bool:
-        config, version = states[row.suite]
-        # What other suites have found stays, if the code is still the same.
+        config, version = current[row.suite]
+        # Rows of the other suites stay if they are of the same code.
         return row.version == version and (
             row.suite not in chosen or row.config == config
         )
@@ -380,7 +384,7 @@ def run_audit(
     tasks = [
         (name, task)
         for name in chosen
-        for task in SUITES[name].plan(settings, only)
+        for task in SUITES[name].make_tasks(settings, only)
         if not report.has(name, task.name)
     ]
     report.save(output)  # refuses a bad path before hours of work
@@ -390,7 +394,7 @@ def run_audit(
             bar = progress.add_task(f"{name}: {task.name}", total=task.size)
             start = time.monotonic()
             rows = list(task.run(partial(progress.advance, bar)))
-            config, version = states[name]
+            config, version = current[name]
             report.rows += [
                 replace(
                     row,

@@ -1,9 +1,10 @@
-"""Measures whether the time of a step says something about its examples.
+"""Measure whether the time of a step depends on its examples (timing side channel).
 
 The server sees how long a node takes, and chooses the weights. So a step with examples
 that cannot be used, or whose gradients overflow or become denormal under the server's
-weights, must take the time of a step without them. Steps of all kinds take turns, so
-that what else the machine does falls on all of them; what is compared are medians.
+weights, must take as long as a step without them. Steps of all kinds are interleaved in
+random order, so that other load on the machine affects all of them, and medians are
+compared.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.private_gradient import BatchSource, private_vector
 from flwr_safedshb.privacy.randomness.noise import SecureRandomness
 
-# How far medians may lie apart.
+# The largest relative difference between medians that counts as none.
 TOLERANCE = 0.1
 CLASSES = 3
 
@@ -49,7 +50,7 @@ class _Residual(nn.Module):
 
 
 def _lstm() -> nn.Module:
-    """Return an LSTM, which goes one example at a time."""
+    """Return an LSTM, whose gradients are computed one example at a time."""
     return ComposedModel(
         lambda model, x: model.head(model.layer(x)[0][:, -1]),
         layer=nn.LSTM(16, 32, batch_first=True),
@@ -69,15 +70,15 @@ def _cnn() -> nn.Module:
     )
 
 
-# A model, the shape of an input, and how many examples a batch has.
+# A model's constructor, the shape of an input, and the batch size.
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "MLP": (_mlp, (64,), 32),
     "CNN": (_cnn, (8, 8, 8), 32),
     "residual": (_Residual, (64,), 32),
     "LSTM": (_lstm, (6, 16), 8),
 }
-# What is wrong with examples, and the weight that the server gives to an input that
-# they alone have.
+# The kinds of bad examples, and the weight that the server gives to an input feature
+# that is zero in all other examples.
 KINDS: dict[str, float | None] = {
     "rows of NaN": None,
     "wrong labels": None,
@@ -90,35 +91,35 @@ KINDS: dict[str, float | None] = {
 
 @dataclass(frozen=True)
 class Timing:
-    """The time of a step, by how many of its examples are bad.
+    """The time of a step with no, one and half of its examples bad.
 
     Attributes
     ----------
     model, isolation, kind : str
-    usual : float
+    usual_seconds : float
         Median seconds of a step without bad examples, under the same weights.
-    one, half : float
-        Median with one, and with half of them, in units of the usual.
-    computed : float
-        The same as the one of these that is farther from 1, of the processor's time.
+    one_bad, half_bad : float
+        Median with one and with half of the examples bad, in units of `usual_seconds`.
+    cpu : float
+        The ratio of CPU times that is farther from 1, of the two.
     """
 
     model: str
     isolation: str
     kind: str
-    usual: float
-    one: float
-    half: float
-    computed: float
+    usual_seconds: float
+    one_bad: float
+    half_bad: float
+    cpu: float
 
     @property
     def holds(self) -> bool:
-        """Whether the medians are as near to each other as they should be."""
-        return max(abs(self.one - 1.0), abs(self.half - 1.0)) <= TOLERANCE
+        """Whether both ratios are within `TOLERANCE` of 1."""
+        return max(abs(self.one_bad - 1.0), abs(self.half_bad - 1.0)) <= TOLERANCE
 
 
 class _Step:
-    """One step of a model, with examples of which some are bad."""
+    """A repeatable step of a model on a batch with `bad` bad examples."""
 
     def __init__(self, model: str, kind: str, bad: int) -> None:
         make, shape, count = MODELS[model]
@@ -127,7 +128,7 @@ class _Step:
         inputs, targets = torch.randn(count, *shape), torch.randint(CLASSES, (count,))
         examples: Examples
         if weight is not None:
-            # The first feature, or channel, is that of bad examples alone.
+            # The first feature or channel is non-zero in bad examples alone.
             axis = 2 if model == "LSTM" else 1
             inputs.select(axis, 0).zero_()
             inputs[:bad] = 0.0
@@ -148,17 +149,17 @@ class _Step:
         self._gradients = ClippedGradients(module, nn.CrossEntropyLoss(), 1.0)
         self._draw = BatchSource(examples, plan, SecureRandomness())
         self.seconds: list[float] = []
-        self.computed: list[float] = []
+        self.cpu_seconds: list[float] = []
         self.run()
         self.isolation = self._gradients.isolation
         self.seconds.clear()
-        self.computed.clear()
+        self.cpu_seconds.clear()
 
     def run(self) -> None:
-        """Take a step, and note its time."""
-        start, computed = time.perf_counter(), time.process_time()
+        """Take a step, and record its wall-clock and CPU time."""
+        start, cpu_start = time.perf_counter(), time.process_time()
         private_vector(self._gradients, self._draw)
-        self.computed.append(time.process_time() - computed)
+        self.cpu_seconds.append(time.process_time() - cpu_start)
         self.seconds.append(time.perf_counter() - start)
 
 
@@ -181,9 +182,9 @@ def measure_times(model: str, steps: int) -> list[Timing]:
 def _compare(model: str, kind: str, steps: Sequence[_Step]) -> Timing:
     usual, *bad = (statistics.median(step.seconds) for step in steps)
     one, half = (median / usual for median in bad)
-    least, *others = (statistics.median(step.computed) for step in steps)
-    computed = max((other / least for other in others), key=lambda r: abs(r - 1.0))
-    return Timing(model, steps[0].isolation, kind, usual, one, half, computed)
+    usual_cpu, *others = (statistics.median(step.cpu_seconds) for step in steps)
+    cpu = max((other / usual_cpu for other in others), key=lambda r: abs(r - 1.0))
+    return Timing(model, steps[0].isolation, kind, usual, one, half, cpu)
 
 
 @contextmanager

@@ -87,8 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(json.loads(arguments.output.read_text()), indent=2))
         return 0 if report.holds else 1
     for name, suite in SUITES.items():
-        rows = [suite.cells(row) for row in report.rows if row.suite == name]
+        rows = [suite.format_row(row) for row in report.rows if row.suite == name]
         if rows:
-            print_table(suite.title, suite.heads, rows, suite.unit)
+            print_table(suite.title, suite.headings, rows, suite.unit)
     print("all promises hold" if report.holds else "BROKEN promises: see above")
     return 0 if report.holds else 1

@@ -47,7 +47,7 @@ def test_every_kind_of_reply(kind: str) -> None:
         assert np.array_equal(result.layers[1], layers[1])
     else:
         assert result == Excluded(hostile.reason)
-        assert result.is_proof
+        assert result.proves_adversary
     assert "this" not in sys.modules  # a pickle that was loaded imports it
 
 
@@ -73,8 +73,8 @@ def test_errors_and_silence_prove_nothing() -> None:
     failed = Message(Error(2, "reason"), reply_to=instruction())
     result = screening.screen_reply(Template.of(model()), failed)
     assert result == Excluded("error")
-    assert not Excluded("error").is_proof
-    assert not Excluded("missing").is_proof
+    assert not Excluded("error").proves_adversary
+    assert not Excluded("missing").proves_adversary
 
 
 def test_objects_that_are_no_records_are_malformed() -> None:

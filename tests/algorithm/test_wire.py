@@ -9,8 +9,8 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from flwr_safedshb.algorithm.wire import (
-    MisfitError,
     Template,
+    TemplateMismatchError,
     decode_arrays,
     encode_array,
     encode_record,
@@ -58,7 +58,7 @@ def test_a_template_orders_by_name_or_by_number_and_takes_no_others() -> None:
         assert data == (arrays["a"].data, arrays["b"].data)
     for names in ("a", "0b", "", "abc"):
         record = ArrayRecord(dict.fromkeys(names, arrays["a"]))
-        with pytest.raises(MisfitError) as caught:
+        with pytest.raises(TemplateMismatchError) as caught:
             template.decode_untrusted(record, dtype)
         assert caught.value.reason == "wrong-keys"
 

@@ -24,7 +24,7 @@ def test_labels_are_read_no_better_than_by_chance() -> None:
     found = infer_labels(LOGISTIC, candidates(), 200, 1)
     assert found.holds
     assert 0.5 < found.chance < 0.53
-    assert 60 < found.right < 140
+    assert 60 < found.num_right < 140
 
 
 def test_labels_are_read_where_clipping_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +36,7 @@ def test_labels_are_read_where_clipping_fails(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(label_inference, "ClippedGradients", Unclipped)
     found = infer_labels(LOGISTIC, candidates(), 100, 1)
-    assert found.right == 100
+    assert found.num_right == 100
     assert not found.holds
 
 

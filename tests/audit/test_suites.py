@@ -18,7 +18,7 @@ from flwr_safedshb.audit.suites import (
     Task,
     make_request_row,
     make_search_row,
-    plan_searches,
+    make_search_tasks,
 )
 from flwr_safedshb.audit.zoo import mixing, pretrained
 from flwr_safedshb.cli import main
@@ -30,7 +30,7 @@ MODELS = {target.name: target for target in ZOO}
 LONG = {target.name for target in pretrained.MODELS}
 QUICK = [
     task
-    for task in plan_searches(SHORT)
+    for task in make_search_tasks(SHORT)
     if task.name not in LONG and "DP" not in task.name
 ]
 
@@ -56,12 +56,14 @@ def test_no_model_of_the_zoo_breaks_its_bound(task: Task) -> None:
 
 
 def test_names_choose_models() -> None:
-    found = plan_searches(SHORT, ["cnn", "mixup"])
+    found = make_search_tasks(SHORT, ["cnn", "mixup"])
     assert {task.name.partition(", float")[0] for task in found} == {
         *("CNN", "CNN, bfloat16", "mixup", "mixup, with dropout"),
     }
-    with pytest.raises(ValueError, match="only='VGG' names no model; there are logist"):
-        list(plan_searches(SHORT, ["VGG"]))
+    with pytest.raises(
+        ValueError, match="only='VGG' matches no model; choose from logist"
+    ):
+        list(make_search_tasks(SHORT, ["VGG"]))
 
 
 def run(path: Path, *options: str) -> list[dict[str, Any]]:
@@ -137,23 +139,27 @@ def test_bad_options_are_refused_before_any_work(
 
 
 def test_what_is_broken_is_said() -> None:
-    worse = SearchResult("known layers", removed=1.25, origin="drawn")
+    worse = SearchResult("known layers", removal_ratio=1.25, origin="drawn")
     kept = SearchResult("known layers", accepted="must be refused")
     raised = SearchResult("known layers", raised="RuntimeError: x")
-    fine = SearchResult("known layers", removed=1.0)
+    fine = SearchResult("known layers", removal_ratio=1.0)
     for result, guesses, words in (
         (worse, None, "1.25 by one drawn"),
         (raised, None, "RuntimeError: x"),
         (kept, None, "must be refused"),
-        (fine, LabelGuesses(200, 200, 0.52), "labels are read better than by chance"),
+        (
+            fine,
+            LabelGuesses(200, 200, 0.52),
+            "labels are guessed better than the plan allows",
+        ),
         (fine, LabelGuesses(100, 200, 0.52), ""),
     ):
         row = make_search_row("CNN", result, guesses)
         assert row.broken == words
         assert Report([row]).holds == (words == "")
-        cells = SUITES["sensitivity"].cells(row)
+        cells = SUITES["sensitivity"].format_row(row)
         assert cells[:2] == ("CNN", f"BROKEN: {words}" if words else "known layers")
-        assert len(cells) == len(SUITES["sensitivity"].heads)
+        assert len(cells) == len(SUITES["sensitivity"].headings)
     cases = Outcomes([Outcome("a", "answered"), Outcome("b", "answered", "twice")])
     row = make_request_row("odd", cases)
     assert (row.trials, row.outcome, row.broken) == (2, "2 answered", "b: twice")

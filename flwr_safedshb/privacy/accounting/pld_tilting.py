@@ -2,12 +2,12 @@
 
 Numerics, all on the pessimistic side
 -------------------------------------
-- Transforms: a transform of size N by stages errs by at most log2(N) times some 7 units
-  of rounding, relative in the 2-norm (Higham, "Accuracy and Stability of Numerical
-  Algorithms", Theorem 24.2). How that grows with the power is bounded with the very
-  transform: |A^T - B^T| <= T |A - B| max(|A|, |B|)^(T-1) for each frequency.
+- Transforms: an FFT of size N has a relative error in the 2-norm of at most log2(N)
+  times some 7 units of rounding (Higham, "Accuracy and Stability of Numerical
+  Algorithms", Theorem 24.2). Its growth under the power T is bounded for each frequency
+  by |A^T - B^T| <= T |A - B| max(|A|, |B|)^(T-1).
 - Wrapping around: a mass beyond the end of the window appears inside it, which only
-  adds; that it is missing where it belongs is bounded by its moments (Chernoff).
+  adds. How much is missing where it belongs is bounded by the moments (Chernoff).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import numpy as np
 
 from flwr_safedshb.privacy.accounting.privacy_loss import Floats, Integers
 
-# Of a tilted distribution, e^-30 may be outside of a window.
+# A window may leave out e^-MARGIN of a tilted distribution on either side.
 MARGIN = 30.0
-# Points of a transform, which then takes a second.
+# The most points of a transform; with so many it takes a second.
 _MAX_SIZE = 2**22
 _ROUNDING = 4 * float(np.finfo(float).eps)
 
@@ -37,7 +37,7 @@ class TiltedDistribution:
         In multiples of ``spacing``.
     masses : ndarray, shape (k,)
     error : float
-        Bound on how much too small any mass may be.
+        Bound on how much a mass may be underestimated.
     missing : float
         Mass that is at no point.
     """
@@ -52,7 +52,15 @@ class TiltedDistribution:
 def convolve(
     parts: Sequence[tuple[TiltedDistribution, int]], first: float, last: float
 ) -> TiltedDistribution:
-    """Convolve distributions of one spacing on a window that holds the result."""
+    """Convolve each distribution with itself, `count` times, and all with each other.
+
+    Parameters
+    ----------
+    parts : sequence of (TiltedDistribution, int)
+        Distributions of one spacing, and their counts.
+    first, last : float
+        The ends of a window that holds the result, in losses.
+    """
     spacing = parts[0][0].spacing
     start = math.floor(first / spacing)
     size = 2 ** math.ceil(math.log2(math.ceil(last / spacing) - start + 1))
@@ -66,7 +74,7 @@ def convolve(
         masses = np.asarray(np.bincount(part.points % size, part.masses, size), float)
         transform = np.fft.rfft(masses)
         error = rounding * float(np.linalg.norm(masses))
-        # No frequency of a distribution is above its mass.
+        # No Fourier coefficient exceeds the total mass.
         reach = np.minimum(np.abs(transform) + error * math.sqrt(size), masses.sum())
         logarithm += count * np.log(np.where(transform == 0, 1e-300, transform))
         reached += count * np.log(reach)

@@ -1,11 +1,11 @@
-"""The privacy loss distribution of one step on a grid, never optimistic.
+"""Discretize the privacy loss distribution of one step, pessimistically.
 
 A step that releases x has the privacy loss log(P(x) / Q(x)). Its distribution is put on
 multiples of a spacing h ("connect the dots": Doroshenko, Ghazi, Kamath, Kumar,
 Manurangsi, "Connect the Dots: Tighter Discrete Approximations of Privacy Loss
-Distributions", PoPETs 2022): what lies between two points goes to both of them in the
-shares that keep its probability under P and under Q. No distribution with these two
-gives a larger delta, so a grid that leaves out points never gives less.
+Distributions", PoPETs 2022): the mass between two points is split between them so
+that its probability under P and under Q stays the same. Of all distributions with these
+two probabilities this one has the largest delta, so the grid never underestimates it.
 
 Numerics, all on the pessimistic side
 -------------------------------------
@@ -31,12 +31,14 @@ from flwr_safedshb.privacy.samplers import DominatingPair, Mixture, MixturePair
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
-# Points in an octave of losses.
+# Grid points in an octave of losses.
 _POINTS = 512
-# How far out outputs are integrated, and the length of a piece, in deviations.
+# In standard deviations: how far out the outputs are integrated, and the length of an
+# interval of the quadrature.
 _REACH = 20.0
 _PIECE = 0.125
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
+# Each probability is multiplied by it, to cover the error of the quadrature.
 _RAISED = 1.0 + 1e-12
 _BISECTIONS = 60
 
@@ -74,36 +76,36 @@ def _log_sum_exp(exponents: Floats) -> float:
 
 @lru_cache(maxsize=32)
 def discretize_step(
-    pair: DominatingPair, spacing: float, level: int
+    pair: DominatingPair, spacing: float, tail_exponent: int
 ) -> LossDistribution:
-    """Return the loss distribution of one step without its largest values.
+    """Return the loss distribution of one step, truncated at large losses.
 
     Parameters
     ----------
     spacing : float
         A power of two.
-    level : int
-        At most 2^-level of the mass, at the largest losses, is left out; delta has to
-        pay for it.
+    tail_exponent : int
+        At most 2^-tail_exponent of the mass, at the largest losses, is truncated;
+        delta has to pay for it.
     """
     whole = _discretize_whole_step(pair, spacing)
     above = np.cumsum(whole.masses[::-1])[::-1]
-    kept = int(np.searchsorted(-above, -(2.0**-level)))
+    kept = int(np.searchsorted(-above, -(2.0**-tail_exponent)))
     return LossDistribution(
         spacing, whole.points[:kept], whole.masses[:kept], whole.slack
     )
 
 
 @lru_cache(maxsize=8192)
-def compute_moments(
-    pair: DominatingPair, spacing: float, level: int
+def compute_log_moments(
+    pair: DominatingPair, spacing: float, tail_exponent: int
 ) -> tuple[Floats, float]:
     """Return log E[e^(r L)] for every r of ``ORDERS``, and the slack of L.
 
     L is the loss of `discretize_step` under P. The cache is large, because every charge
-    of a ledger asks for the moments of all its plans.
+    of a ledger computes the moments of all its plans.
     """
-    step = discretize_step(pair, spacing, level)
+    step = discretize_step(pair, spacing, tail_exponent)
     logarithms = np.log(step.masses)
     losses = step.points * spacing
     logs = np.array([_log_sum_exp(logarithms + order * losses) for order in ORDERS])
@@ -114,7 +116,7 @@ def compute_moments(
 @lru_cache(maxsize=16)
 def _discretize_whole_step(pair: DominatingPair, spacing: float) -> LossDistribution:
     """Return the loss distribution of one step on multiples of ``spacing``."""
-    # Losses of either sign come from the pair that dominates there; 0 is a point.
+    # Positive and negative losses have a dominating pair of their own; 0 is a point.
     above, below = _LossFunction(pair.above), _LossFunction(pair.below)
     points = _make_points(below.least / spacing, above.greatest / spacing)
     losses: Floats = np.multiply(points, spacing, dtype=np.float64)
@@ -122,7 +124,7 @@ def _discretize_whole_step(pair: DominatingPair, spacing: float) -> LossDistribu
     zero = int(np.searchsorted(points, 0))
     _distribute_mass(above, losses[zero:], masses[zero:])
     _distribute_mass(below, losses[: zero + 1], masses[: zero + 1])
-    # The mass that neither pair has is where the two distributions agree.
+    # The rest of the mass has loss 0: there the two distributions agree.
     masses[zero] += max(0.0, 1.0 - masses.sum())
     there = masses > 0
     largest = max(abs(below.least), abs(above.greatest))
@@ -132,9 +134,9 @@ def _discretize_whole_step(pair: DominatingPair, spacing: float) -> LossDistribu
 
 @lru_cache(maxsize=8192)
 def measure_scales(pair: DominatingPair) -> tuple[float, float]:
-    """Return the root of log E[e^L], the scale of the loss of one step, and max |L|.
+    """Return the typical loss of one step, sqrt(log E[e^L]), and the largest, max |L|.
 
-    The first is a divergence, so a dominated step has less of it.
+    E[e^L] gives a divergence, so it is no larger for a step that the pair dominates.
     """
     loss = _LossFunction(pair.above)
     x, weights = loss.place_nodes(loss.find_breaks())
@@ -183,17 +185,17 @@ class _LossFunction:
         return density
 
     def find_breaks(self) -> Floats:
-        """Return ends of intervals on which a Gaussian is smooth.
+        """Return the ends of intervals that are short enough for the quadrature.
 
-        Where little noise leaves a gap between two means, the gap is one piece: there
-        is less than e^-200 in it.
+        A gap between two means that are far apart is one interval: it has a mass below
+        e^-200.
         """
         around = np.arange(-_REACH, _REACH + _PIECE, _PIECE) * self._pair.std
         near = np.add.outer([mean for _, mean in self._pair.top], around).ravel()
         return np.union1d(near, [self._left, self._right])
 
     def invert(self, losses: Floats) -> Floats:
-        """Return the outputs that have these losses, or the nearest end."""
+        """Return the outputs with these losses by bisection, clamped to the ends."""
         low = np.full_like(losses, self._left)
         high = np.full_like(losses, self._right)
         for _ in range(_BISECTIONS):
@@ -204,7 +206,7 @@ class _LossFunction:
         return 0.5 * (low + high)
 
     def place_nodes(self, breaks: Floats) -> tuple[Floats, Floats]:
-        """Return Gauss's nodes and weights between breaks, both of shape (k, 8)."""
+        """Return Gauss-Legendre nodes and weights between breaks, both (k, 8)."""
         half = np.diff(breaks)[:, None] / 2
         middle = breaks[:-1, None] + half
         return middle + half * _NODES, half * _WEIGHTS
@@ -217,12 +219,12 @@ def _distribute_mass(loss: _LossFunction, points: Floats, masses: Floats) -> Non
     between = (breaks > inner[0]) & (breaks < inner[-1])
     breaks = np.union1d(inner, breaks[between])
     x, weights = loss.place_nodes(breaks)
-    # The index of the point below each piece.
+    # The index of the point below each interval.
     lower = np.searchsorted(inner, 0.5 * (breaks[1:] + breaks[:-1])) - 1
     lower = np.clip(lower, 0, len(points) - 2)
     width = np.diff(points)[lower]
     probability = loss.compute_density(x) * weights
-    # The share that goes up keeps the probability under Q, which is e^-L times P's.
+    # The upper point's share keeps the probability under Q, e^-L times that under P.
     share = np.clip(np.expm1(points[lower, None] - loss(x)), -1.0, 0.0)
     share /= np.expm1(-width)[:, None]
     up = (np.minimum(share, 1.0) * probability).sum(axis=1)
@@ -231,7 +233,7 @@ def _distribute_mass(loss: _LossFunction, points: Floats, masses: Floats) -> Non
 
 
 def _make_points(least: float, greatest: float) -> Integers:
-    """Return the points from below ``least`` to above ``greatest``, with 0."""
+    """Return grid points from below ``least`` to above ``greatest``, 0 among them."""
     octaves = max(1, int(np.ceil(np.log2(max(-least, greatest, 2.0)))) + 1)
     positive = np.unique(
         np.concatenate(

@@ -1,8 +1,9 @@
 """The ranges of numbers that can be accounted for, without a slow import.
 
-Whoever writes a run's config chooses these numbers. Outside of the ranges below a
-computation could overflow, and an overflow must never look like a small epsilon: so
-they are refused where they come in, and what is not finite in between is infinite.
+The author of a run's config chooses these numbers. Outside of the ranges below a
+computation could overflow, and an overflow must never look like a small epsilon. So
+values out of range are refused at the entrance, and every intermediate result that is
+not finite counts as infinite.
 """
 
 from __future__ import annotations
