@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from dis import opmap
+from types import FrameType
 
 # An owner ends a process by these. SIGALRM is not one of them: a dataset may limit its
 # own time with it.
@@ -33,11 +34,27 @@ def is_stop_signal(error: BaseException) -> bool:
         return True
     frame, instruction = calls[-1]
     if isinstance(error, SystemExit):
-        # Flower's handler puts the earlier ones back, and then exits by its own code.
-        return str(frame.f_globals.get("__name__")).partition(".")[0] == "flwr"
+        # Flower's handlers put the earlier ones back, and then exit by their own code.
+        return _is_of_flower(frame) and any(_is_handler(frame) for frame, _ in calls)
     # Ctrl-C interrupts between two instructions, a program raises by a statement.
     raised_by_statement = frame.f_code.co_code[instruction] in _RAISE
     return isinstance(error, KeyboardInterrupt) and not raised_by_statement
+
+
+def _is_of_flower(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == "flwr"
+
+
+def _is_handler(frame: FrameType) -> bool:
+    """Return whether Flower was called as Python calls the handler of a stop signal.
+
+    Any of its functions may exit, also one that a dataset calls for an example.
+    """
+    code = frame.f_code
+    if code.co_argcount != 2 or not _is_of_flower(frame):
+        return False
+    number, interrupted = (frame.f_locals.get(n) for n in code.co_varnames[:2])
+    return number in _STOP_SIGNALS and isinstance(interrupted, FrameType)
 
 
 def reraise_stop(error: BaseException) -> None:

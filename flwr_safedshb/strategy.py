@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -167,8 +168,12 @@ class SafeDSHB(FedAvg):
             checkpoint_every=checkpoint_every,
             stop_when=stop_when,
         )
+        part = self.settings.participation
         super().__init__(
             fraction_train=fraction_train,
+            min_train_nodes=part.min_train_nodes,
+            min_evaluate_nodes=cast(int, self.settings.min_evaluate_nodes),
+            min_available_nodes=part.min_available_nodes,
             arrayrecord_key=arrayrecord_key,
             configrecord_key=configrecord_key,
         )

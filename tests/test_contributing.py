@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BLOCKS = dict(
-    re.findall(
-        r'```\w+ title="([^"]+)"\n(.*?)```',
-        (ROOT / "CONTRIBUTING.md").read_text(),
-        flags=re.DOTALL,
-    )
+FOUND = re.findall(
+    r'```(\w+) title="([^"]+)"\n(.*?)```',
+    (ROOT / "CONTRIBUTING.md").read_text(),
+    flags=re.DOTALL,
 )
+BLOCKS = {name: text for kind, name, text in FOUND if kind != "diff"}
+CHANGES = {name: text for kind, name, text in FOUND if kind == "diff"}
 
 
 # A study with a rule and an attack of its own.
@@ -26,7 +26,7 @@ OWN = "own_study.py"
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the repository with the files of CONTRIBUTING, and no file changed."""
+    """A copy of the repository with the files and the changes of CONTRIBUTING."""
     folder = tmp_path_factory.mktemp("copy") / "repository"
     for name in ("flwr_safedshb", "conf", "docs", "simulations", "tests"):
         ignored = shutil.ignore_patterns("__pycache__")
@@ -35,7 +35,21 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in BLOCKS.items():
         assert not (folder / name).exists(), f"{name} is there already"
         (folder / name).write_text(text)
+    for name, changes in CHANGES.items():
+        changed = apply_changes((folder / name).read_text(), changes)
+        (folder / name).write_text(changed)
     return folder
+
+
+def apply_changes(text: str, changes: str) -> str:
+    """Apply hunks, with an empty line between two, whose old lines are in one place."""
+    for hunk in changes.rstrip().split("\n\n"):
+        lines = hunk.splitlines()
+        before = "".join(f"{line[1:]}\n" for line in lines if line[0] != "+")
+        after = "".join(f"{line[1:]}\n" for line in lines if line[0] != "-")
+        assert text.count(before) == 1, before
+        text = text.replace(before, after)
+    return text
 
 
 def ran(copy: Path, *command: str) -> str:
@@ -54,7 +68,19 @@ def ran(copy: Path, *command: str) -> str:
 
 def test_a_rule_an_attack_and_a_sampler_are_one_file_one_yaml_one_test() -> None:
     rooms = [(Path(name).parts[0], Path(name).suffix) for name in BLOCKS if name != OWN]
-    assert rooms == [("flwr_safedshb", ".py"), ("conf", ".yaml"), ("tests", ".py")] * 3
+    three = [("flwr_safedshb", ".py"), ("conf", ".yaml"), ("tests", ".py")]
+    assert rooms[:9] == three * 3
+
+
+def test_a_policy_rule_a_formula_and_a_metric_change_two_files_at_most() -> None:
+    assert [*CHANGES] == [
+        "flwr_safedshb/privacy/policy.py",
+        "docs/deployment.md",
+        "flwr_safedshb/privacy/clipping/ghost_norms.py",
+        "flwr_safedshb/algorithm/round.py",
+    ]
+    tests = [Path(name) for name in BLOCKS if name != OWN][9:]
+    assert [name.parts[0] for name in tests] == ["tests"] * 3
 
 
 @pytest.mark.process
@@ -68,8 +94,13 @@ def test_their_tests_pass_and_so_do_those_that_all_share(copy: Path) -> None:
         "aggregation/test_rule",
         "attacks/test_attacks",
         "test_imports",
+        "privacy/test_max_batch_size",
+        "privacy/test_policy",
+        "privacy/clipping/test_prelu",
+        "algorithm/test_direction_norm",
     )
-    chosen = "medoid or Medoid or corner or Corner or blocks"
+    new = "max_batch_size or max-batch-size or prelu or direction_norm"
+    chosen = f"medoid or Medoid or corner or Corner or blocks or {new}"
     out = ran(
         copy,
         *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rA", "-k", chosen),
@@ -89,6 +120,10 @@ def test_their_tests_pass_and_so_do_those_that_all_share(copy: Path) -> None:
         "aggregation/test_rule.py::test_output_follows_permutation_translation_scale_and_rotation[Medoid()]",
         "attacks/test_attacks.py::test_attacks_that_hide_send_one_vector[Corner()]",
         "test_imports.py::test_dependencies_point_one_way[aggregation/medoid.py]",
+        "privacy/test_max_batch_size.py::test_a_larger_batch_is_refused",
+        "privacy/test_policy.py::test_every_limit_is_held[max-batch-size]",
+        "privacy/clipping/test_prelu.py::test_sum_is_the_literal_one[100.0-4-vmap]",
+        "algorithm/test_direction_norm.py::test_the_norm_of_the_direction_is_that_of_the_step",
     ):
         assert expected in passed, out[-3000:]
 
@@ -99,6 +134,8 @@ def test_no_list_in_a_test_has_to_be_told(copy: Path) -> None:
     files = (
         "cli/test_cli",
         "cli/test_plan_command",
+        "node/test_kit",
+        "privacy/test_policy",
         "privacy/test_samplers",
         "privacy/accounting/test_baselines",
         "simulations/test_conf",
@@ -122,6 +159,8 @@ def test_they_run_in_an_experiment(copy: Path) -> None:
     assert "blocks of neighbours" in json.dumps(record)
     # All weight on one of seven.
     assert [len(nodes) for nodes in record["rounds"]["left_out"]] == [6, 6]
+    assert len(record["rounds"]["metrics"]["direction-norm"]) == 2
+    assert "direction-norm" in (copy / "out" / "model.html").read_text()
 
 
 @pytest.mark.process
@@ -144,7 +183,7 @@ def test_both_are_listed(copy: Path) -> None:
 
 @pytest.mark.process
 def test_they_are_written_as_the_rest_is(copy: Path) -> None:
-    python = [name for name in BLOCKS if name.endswith(".py")]
+    python = [name for name in (*BLOCKS, *CHANGES) if name.endswith(".py")]
     assert "All checks passed" in ran(copy, "-m", "ruff", "check", *python)
     formatted = ran(copy, "-m", "ruff", "format", "--check", *python)
     assert f"{len(python)} files already formatted" in formatted

@@ -110,7 +110,7 @@ class TrainingRun:
         **configs: ConfigRecord | None,
     ) -> Progress:
         """Begin a run of T = `num_rounds` rounds, or resume it from the checkpoint."""
-        check_whole("num_rounds", num_rounds)
+        num_rounds = check_whole("num_rounds", num_rounds)
         check_initial_arrays(initial_arrays)
         settings = self.settings
         warn_of_plain_evaluation(settings.fraction_evaluate)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from logging import INFO, WARNING
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -88,9 +89,15 @@ class StrategySettings:
     def __post_init__(self) -> None:
         """Check the values and fill in those that follow from others."""
         check_output(self.output, self.stop_when is not None)
-        check_whole("local_steps", self.local_steps, 1, MAX_LOCAL_STEPS)
-        check_whole("num_malicious_nodes", self.num_malicious_nodes)
-        check_whole("checkpoint_every", self.checkpoint_every, 1)
+        self.local_steps = check_whole(
+            "local_steps", self.local_steps, 1, MAX_LOCAL_STEPS
+        )
+        self.num_malicious_nodes = check_whole(
+            "num_malicious_nodes", self.num_malicious_nodes
+        )
+        self.checkpoint_every = check_whole(
+            "checkpoint_every", self.checkpoint_every, 1
+        )
         if not 0.0 <= self.fraction_evaluate <= 1.0:
             raise ValueError(
                 f"fraction_evaluate={self.fraction_evaluate} must be in [0, 1]"
@@ -127,6 +134,8 @@ class StrategySettings:
         self.min_evaluate_nodes = check_min_evaluators(
             self.min_evaluate_nodes, self.num_malicious_nodes
         )
+        if isinstance(self.seed, np.integer):
+            self.seed = int(self.seed)
         self.run_settings = dict(self.run_settings or {})
         self.rates_in_round(0)
 
@@ -167,14 +176,19 @@ class StrategySettings:
             log(INFO, "%s", line)
 
 
-def check_whole(name: str, value: object, low: int = 0, high: int = 2**63) -> None:
-    """Refuse a value that is not an integer from `low` to `high`."""
+def check_whole(name: str, value: object, low: int = 0, high: int = 2**63) -> int:
+    """Return an integer from `low` to `high` as Python's own, or refuse the value.
+
+    Nodes refuse integers of numpy in a message, and JSON has none.
+    """
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not whole:
         raise ValueError(f"{name}={shorten(value)} must be an integer")
-    if not low <= int(value) <= high:  # type: ignore[call-overload]
+    number = int(cast(int, value))
+    if not low <= number <= high:
         most = f"an integer from {low} to {high}" if high < 2**63 else f"at least {low}"
         raise ValueError(f"{name}={shorten(value)} must be {most}")
+    return number
 
 
 def check_initial_arrays(initial: object) -> None:

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -9,7 +10,8 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.supercore.exit import ExitCode, flwr_exit
+from flwr.supercore.exit import ExitCode, flwr_exit, register_signal_handlers
+from flwr.supercore.telemetry import EventType
 
 from flwr_safedshb.algorithm.answer_evaluation import PrivateEvaluation
 from flwr_safedshb.algorithm.refusal import RefusedError, to_refusal
@@ -155,7 +157,9 @@ class RustPanic(BaseException):
     """As ``pyo3_runtime.PanicException``: no `Exception`."""
 
 
-@pytest.mark.parametrize("error", [SystemExit(SECRET), RustPanic(SECRET)])
+@pytest.mark.parametrize(
+    "error", [SystemExit(SECRET), RustPanic(SECRET), GeneratorExit(SECRET)]
+)
 def test_whatever_ends_a_step_is_a_refusal_without_its_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
@@ -213,10 +217,23 @@ def test_the_owners_own_stop_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyboardInterrupt):
         to_refusal(interrupted.value)
     assert isinstance(to_refusal(KeyboardInterrupt()), RefusedError)
-    with pytest.raises(SystemExit) as stopped:
-        flwr_exit(ExitCode.GRACEFUL_EXIT_SIGTERM, emit_telemetry=False)
+    quiet = partial(flwr_exit, emit_telemetry=False)
+    handlers = import_module("flwr.supercore.exit.signal_handler")
+    monkeypatch.setattr(handlers, "flwr_exit", quiet)
+    monkeypatch.setattr(handlers, "add_exit_handler", MagicMock())
+    before = {n: signal.getsignal(n) for n in handlers.SIGNAL_TO_EXIT_CODE}
+    try:
+        register_signal_handlers(EventType.PING)
+        with pytest.raises(SystemExit) as stopped:
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     with pytest.raises(SystemExit):
         to_refusal(stopped.value)
+    with pytest.raises(SystemExit) as own:  # as data might make an app do
+        quiet(ExitCode.GRACEFUL_EXIT_SIGTERM)
+    assert isinstance(to_refusal(own.value), RefusedError)
     with pytest.raises(SystemExit) as other:
         raise SystemExit(1)
     assert isinstance(to_refusal(other.value), RefusedError)

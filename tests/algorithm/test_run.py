@@ -39,6 +39,35 @@ def test_a_finished_run_can_be_extended(tmp_path: Path, rate: object) -> None:
     assert flat(run(path, 7, server_learning_rate=rate)) == flat(longer)
 
 
+def test_integers_of_numpy_are_settings_like_any_other(tmp_path: Path) -> None:
+    path, three = tmp_path / "run.npz", np.int64(3)
+    one, two = np.int64(1), np.int64(2)
+    found = run(
+        path,
+        three,  # type: ignore[arg-type]
+        local_steps=two,
+        num_malicious_nodes=one,
+        checkpoint_every=two,
+        seed=np.int64(5),
+    )
+    settings = {"local_steps": 2, "num_malicious_nodes": 1, "seed": 5}
+    assert flat(found) == flat(run(None, 3, **settings))
+    # The checkpoint is that of the same run in Python's own integers.
+    assert flat(run(path, 3, **settings)) == flat(found)
+
+
+@pytest.mark.parametrize("rounds", [True, 2.0, "3", -1, None])
+def test_a_number_of_rounds_that_is_none_is_refused(rounds: object) -> None:
+    with pytest.raises(ValueError, match="num_rounds="):
+        run(None, rounds)  # type: ignore[arg-type]
+
+
+def test_a_strategy_shows_the_least_nodes_that_it_uses() -> None:
+    strategy = SafeDSHB(num_malicious_nodes=2)
+    assert strategy.min_train_nodes == strategy.min_available_nodes == 5
+    assert strategy.min_evaluate_nodes == 5
+
+
 def test_schedules_or_outputs_that_know_the_end_forbid_it(tmp_path: Path) -> None:
     path = tmp_path / "run.npz"
     run(path, 3, server_learning_rate=lambda step: 1.0 / (4 - step))

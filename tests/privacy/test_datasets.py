@@ -215,18 +215,47 @@ def test_ctrl_c_stops_a_node_while_it_reads() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_flowers_own_exit_stops_a_node_while_it_reads() -> None:
-    """Its handler puts the earlier handlers back before it raises."""
-    code = compile("def leave(): raise SystemExit(0)", "exit_handler.py", "exec")
-    flower: dict[str, Any] = {"__name__": "flwr.own"}
-    exec(code, flower)
+FLOWER = """
+import signal
 
+def leave(number, frame):
+    signal.signal(number, earlier)
+    finish()
+
+def finish():
+    raise SystemExit(0)
+"""
+
+
+def flower() -> dict[str, Any]:
+    """Return a module of Flower, whose handler puts the earlier one back and exits."""
+    module: dict[str, Any] = {"__name__": "flwr.own"}
+    exec(compile(FLOWER, "exit_handler.py", "exec"), module)
+    return module
+
+
+def test_flowers_own_exit_stops_a_node_while_it_reads() -> None:
     class Left(list[Any]):
         def __getitem__(self, index: Any) -> Any:
-            flower["leave"]()
+            signal.raise_signal(signal.SIGTERM)
 
-    with pytest.raises(SystemExit):
-        make_examples(Left(PAIRS), like=LIKE).read_one(0)
+    module = flower()
+    module["earlier"] = signal.signal(signal.SIGTERM, module["leave"])
+    try:
+        with pytest.raises(SystemExit):
+            make_examples(Left(PAIRS), like=LIKE).read_one(0)
+    finally:
+        signal.signal(signal.SIGTERM, module["earlier"])
+
+
+def test_an_exit_of_flower_that_an_item_causes_stops_nobody() -> None:
+    """Functions of Flower exit on bad arguments, and those may come from an item."""
+
+    class Exits(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            flower()["finish"]()
+
+    assert make_examples(Exits(PAIRS), like=LIKE).read_one(0) is None
 
 
 def test_a_time_limit_of_the_datasets_own_stops_nobody() -> None:
