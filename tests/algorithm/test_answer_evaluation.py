@@ -276,7 +276,10 @@ def test_a_simulation_without_a_ledger_keeps_to_its_budget() -> None:
 
 def test_a_simulation_counts_its_evaluations_beside_its_steps() -> None:
     delta = 1e-5
-    budget = {"max_epsilon": seeded().plan.epsilon(2, delta), "delta": delta}
+    budget: dict[str, Any] = {
+        "max_epsilon": seeded().plan.epsilon(2, delta),
+        "delta": delta,
+    }
     second = {**TRAIN, "step": 1}
     seeded(noise=10.0, **budget).fit(RIGHT, second)
     client = seeded(noise=10.0, **budget)

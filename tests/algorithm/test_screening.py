@@ -38,7 +38,7 @@ def screen_reply(content: RecordDict) -> Accepted | Excluded:
 def test_a_reply_counts_from_the_node_that_was_asked_and_once() -> None:
     asked = instruction()
     set_message_id(asked, "asked")
-    replies = [Message(record(honest_layers()), reply_to=asked) for _ in range(3)]
+    replies = [Message(RecordDict(), reply_to=asked) for _ in range(3)]
     replies[0].metadata.__dict__["_src_node_id"] = 3
     answered, silent, ignored = screening.match_replies([asked], replies)
     assert answered == [(2, replies[1])]
