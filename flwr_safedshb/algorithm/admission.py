@@ -1,4 +1,4 @@
-"""Admit a run under the policy in a node's own config, which no message can change."""
+"""Admit runs under the policy in a node's own config, which no message can change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.policy import NodePolicy, get_rule_names
 
-# Keys of a node's config that are no rules of its policy.
+# Keys of a node's config that are not rules of its policy.
 SIMULATION_KEYS = ("partition-id", "num-partitions")
 NODE_KEYS = (
     *SIMULATION_KEYS,
@@ -38,7 +38,7 @@ NODE_KEYS = (
     "commit-evaluations",
     "allow-plain-evaluation",
 )
-# The name under which the owner's own commitment stands in the ledger.
+# The run name of the owner's own commitment in the ledger.
 _OWNER = "owner"
 _UNUSABLE = "the privacy ledger of this node cannot be used"
 
@@ -58,18 +58,18 @@ def open_budget(
     Parameters
     ----------
     context : Context
-        Of the node; its config holds the owner's rules.
+        The node's; its config holds the owner's rules.
     plan, evaluation_plan : PrivacyPlan
-        Of a step and of a private evaluation, if there are any.
+        The plans of a training step and of a private evaluation, if the run has any.
     terms : RunTerms
     held_out_of : Examples, optional
-        All examples of the node, if some are held out of training: each part then pays
-        for its own use only, by plans that name the part.
+        All examples of the node, if some are held out of training. Each part is then
+        charged for its own use only, by plans that name the part.
 
     Raises
     ------
     RefusedError
-        If the policy forbids a plan, or the privacy of the run cannot be kept.
+        If the policy forbids a plan, or the budget cannot be kept.
     """
     config = context.node_config
     rules = tuple(entry for entry in config.items() if entry[0] not in SIMULATION_KEYS)
@@ -93,23 +93,24 @@ def open_budget(
 def allows_plain_evaluation(
     config: Mapping[str, UserConfigValue], node_keys: Collection[str] = ()
 ) -> bool:
-    """Return whether a node lets its data be evaluated outside of its guarantee.
+    """Return whether a node permits evaluation without noise, outside of its guarantee.
 
-    Its owner may say so. A node whose config has no key of its own, as in a simulation,
-    gives no guarantee; any other key could be a rule, also a misspelt one.
+    The owner may permit it. A node whose config has no rules, as in a simulation, gives
+    no guarantee and permits it. An unknown key counts as a rule, as it may be a
+    misspelt one.
     """
-    harmless = {*SIMULATION_KEYS, "approved-apps", *node_keys}
-    return set(config) <= harmless or config.get("allow-plain-evaluation") is True
+    not_rules = {*SIMULATION_KEYS, "approved-apps", *node_keys}
+    return set(config) <= not_rules or config.get("allow-plain-evaluation") is True
 
 
 @lru_cache(maxsize=128)
 def _admit_training(rules: Rules, plan: PrivacyPlan, terms: RunTerms) -> Ledger | None:
-    """Admit a run whose plan and budget are no weaker than the node's policy.
+    """Admit a run whose plan and budget satisfy the node's policy; open its ledger.
 
-    A node that keeps a ledger admits plans with noise only, and noise that nobody can
-    repeat, unless its own config has ``require-secure-noise=false``. Every message of a
-    run asks the same, and opening a ledger verifies all of its charges, so admissions
-    are cached; refusals are not.
+    A node that keeps a ledger admits only plans with noise, and only noise that nobody
+    can reproduce, unless its own config has ``require-secure-noise=false``. Admissions
+    are cached, because every message of a run asks for the same one, and opening a
+    ledger verifies all of its charges. Refusals are not cached.
 
     Returns
     -------
@@ -154,10 +155,10 @@ def _admit_training(rules: Rules, plan: PrivacyPlan, terms: RunTerms) -> Ledger 
 def _admit_evaluation(
     rules: Rules, plan: PrivacyPlan, node_keys: tuple[str, ...]
 ) -> None:
-    """Admit private evaluations whose plan is no weaker than the node's policy.
+    """Admit private evaluations whose plan satisfies the node's policy.
 
-    They touch all examples: a policy that names samplers must name theirs. Their clip
-    is of numbers between 0 and 1, which no rule is about.
+    They use all examples, so a policy that lists samplers must list theirs, "whole".
+    The rule about the clip norm is about gradients and does not apply to them.
     """
     policy = replace(_parse_policy(rules, node_keys), max_clip_norm=None)
     try:
@@ -169,12 +170,12 @@ def _admit_evaluation(
 
 
 def _parse_policy(rules: Rules, node_keys: tuple[str, ...]) -> NodePolicy:
-    """Return the policy in a node's config; a key that nobody knows is an error."""
+    """Return the policy in a node's config; an unknown key is an error."""
     others = (*NODE_KEYS, *node_keys)
     if taken := sorted({*get_rule_names(), *NODE_KEYS} & {*node_keys}):
         raise RefusedError(
-            f"node_keys has {taken[0]}, which is the owner's; name the app's key "
-            "otherwise"
+            f"node_keys has {taken[0]}, which is a key of the owner's policy; choose "
+            "another name for the app's key"
         )
     own = {key: value for key, value in rules if key not in others}
     policy = NodePolicy.from_config(own, others)
@@ -194,7 +195,7 @@ def _check_unit(plan: PrivacyPlan, ledger: Ledger) -> None:
 def _commit_for_life(rules: Rules, budget: LedgerBudget) -> None:
     """Commit a new ledger to the counts in the owner's config, over all runs.
 
-    They are counts of the first run's plans. A run that commits the ledger later states
+    They count uses of the first run's plans. A run that commits the ledger later states
     only its own cost.
     """
     config = dict(rules)

@@ -27,24 +27,24 @@ from flwr_safedshb.privacy.plan import PrivacyPlan
 
 Metrics = dict[str, int | float | list[int] | list[float]]
 
-# The seeded noise of evaluations is that of steps which no run reaches.
+# Seeded noise of evaluations uses step numbers that no run reaches.
 _FIRST_STEP_OF_NOISE = 2**40
 _MAX_CLASSES = 10_000
 
 
 @dataclass(frozen=True)
 class PrivateEvaluation:
-    """How a client evaluates models on its data within the privacy guarantee.
+    """Settings of a client's private evaluations.
 
     Attributes
     ----------
     noise_multiplier : float
-        Noise of an answer, in units of what one example can change in it.
+        Standard deviation of the noise, in units of the sensitivity to one example.
     held_out : int
         How many examples are held out of training; only these are evaluated. With 0
-        all examples train and are evaluated, and each pays for both.
+        all examples are trained on and evaluated, and each is charged for both.
     num_classes : int, optional
-        Number of classes of the task; without it no answer is by class.
+        Number of classes of the task; needed to answer by class.
     right : callable (outputs, target) -> bool
         Whether the outputs for one example are right; by default, whether the largest
         output is the target's.
@@ -81,7 +81,7 @@ class PrivateEvaluation:
 
 @dataclass(frozen=True, eq=False)
 class Evaluator:
-    """What a client evaluates models with.
+    """Answers requests for private evaluations on a client.
 
     Attributes
     ----------
@@ -90,7 +90,8 @@ class Evaluator:
         The examples that are evaluated.
     model, loss : nn.Module, callable
     source : GradientSource
-        Of the client's training: the same model, with its randomness.
+        The source of the client's training gradients; its model and randomness are
+        used here, too.
     """
 
     settings: PrivateEvaluation
@@ -108,7 +109,7 @@ class Evaluator:
         ------
         RefusedError
             If the request asks for classes that the client does not have, or the
-            evaluation does not fit the budget. Nothing is charged then.
+            evaluation exceeds the budget. Nothing is charged then.
         """
         plan, num_classes = budget.evaluation_plan, self.settings.num_classes
         if plan is None:
@@ -134,7 +135,7 @@ class Evaluator:
 
 
 def make_metrics(counts: Counts, num_examples: int) -> Metrics:
-    """Return the metrics of a reply: noisy sums, and what is public."""
+    """Return the metrics of a reply: the noisy sums, and public numbers."""
     metrics: Metrics = {
         wire.NUM_EXAMPLES: num_examples,
         wire.CORRECT: counts.correct,

@@ -1,7 +1,7 @@
-"""Which nodes failed to answer, and when they are asked again (exponential backoff).
+"""Track nodes that failed to answer, and ask them again with exponential backoff.
 
-Absence and refusal prove no adversary, so they do not change f. But an adversary may
-fail on purpose, or answer and fail in turn. The damage is bounded:
+Absence and refusal do not prove an adversary, so they do not change f. But an adversary
+may fail on purpose, or answer and fail in turn. The damage is bounded:
 
 - A node that failed its last round does not count as present, and while at most 2f
   other nodes are present nobody else is asked: an absent node wastes one step of the
@@ -11,8 +11,8 @@ fail on purpose, or answer and fail in turn. The damage is bounded:
   answers and fails in turn spoils fewer and fewer rounds, in the long run at most one
   in nine; and only where there are at most 2f others, so that it could spoil every
   round by staying away.
-- A node that is asked again takes part, or is drawn, like all others: its failures
-  never give it a place in a round that chance would not.
+- A node that is asked again is drawn like all others: failures never raise its
+  probability to be in a round.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FailingNode:
     Attributes
     ----------
     failures : int
-        k, how often it failed, less the failures that were forgiven.
+        k, how often it failed, minus the failures that were forgiven.
     answers : int
         Its answers in a row since the last failure.
     asked_again : int
@@ -104,7 +104,7 @@ class Attendance:
         nodes : sequence of int
             The connected nodes.
         number : int or None
-            Of the round; None asks all that failed, whenever that was.
+            The number of the round; None asks all nodes that failed, however recently.
         """
         usable, returning = [], []
         for node in nodes:

@@ -28,14 +28,14 @@ _EVALUATIONS = "safedshb-evaluations"
 
 @dataclass(frozen=True)
 class RunTerms:
-    """What a run asks of a node, beside its plans.
+    """The budget and the conditions that a run asks a node for.
 
     Attributes
     ----------
     max_epsilon, delta : float, optional
         The budget that the run asks for; at most the policy's.
     secure_noise : bool
-        Whether nobody can repeat the noise.
+        Whether the noise is cryptographically secure: nobody can reproduce it.
     node_keys : tuple of str
         Keys of the node's config that belong to the app.
     """
@@ -58,7 +58,7 @@ class LedgerBudget:
     evaluation_plan : PrivacyPlan, optional
         Of a private evaluation.
     protects_data : bool
-        True: no error may tell about the examples.
+        True: error texts must not reveal anything about the examples.
     """
 
     ledger: Ledger

@@ -1,8 +1,9 @@
-"""The checkpoint of a server: the progress of its run in one file, replaced atomically.
+"""Save and load a server's checkpoint: one file, replaced atomically.
 
-It is an .npz file without pickles: the model, the one kept for its ``output``, and
-everything else as JSON, with the settings that identify the run. It is written under
-another name, flushed to the disk and renamed: a kill leaves the old file or the new.
+It is an .npz file without pickles. It holds the model, the second model that some
+``output`` settings need, and everything else as JSON, with the settings that identify
+the run. It is written under another name, flushed to the disk and renamed, so a kill
+leaves either the old file or the new one.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ from flwr_safedshb.atomic_io import replace_file
 from flwr_safedshb.sanitize import SAFE_NAME, escape
 
 _FORMAT = 3
-# Bytes of everything but the models; and of a model whose size is not known.
-_MAX_TEXT, _LARGE = 2**27, 2**34
-# Whole numbers, among them the ids of nodes; settings are nested no deeper.
-_WHOLE, _DEPTH = 2**64, 32
+# The most bytes of the JSON text, and of a model whose size is not known.
+_MAX_TEXT, _MAX_MODEL = 2**27, 2**34
+# Bounds on integers, such as node ids, and on the nesting of the settings.
+_MAX_INTEGER, _MAX_DEPTH = 2**64, 32
 
 _HISTORIES = ("train", "evaluate_clientapp", "evaluate_serverapp")
 
 
 def save(path: Path, progress: Progress) -> None:
-    """Replace the file at `path`; on disk when this returns."""
+    """Replace the file at `path`; it is on the disk when this returns."""
     content = {
         "format": _FORMAT,
         "session": progress.session,
         "seed": progress.seed,
-        # Without `start` nobody has said how many there will be.
+        # Without `start` the number of rounds is unknown.
         "num_rounds": max(progress.num_rounds, progress.step),
         "step": progress.step,
         "names": list(progress.arrays),
@@ -63,22 +64,22 @@ def save(path: Path, progress: Progress) -> None:
     replace_file(path, lambda file: write_archive(file, {"content": text} | arrays))
 
 
-def load(path: Path, model_bytes: int = _LARGE) -> Progress | None:
-    """Load what `save` wrote, None if there is no file.
+def load(path: Path, model_bytes: int = _MAX_MODEL) -> Progress | None:
+    """Load what `save` wrote; return None if there is no file.
 
-    Every value is checked: nobody may mislead a run by its checkpoint, and no file may
-    take more than the memory of two models.
+    The file is not trusted: every value is checked, and reading takes no more memory
+    than two models.
 
     Parameters
     ----------
     path : Path
     model_bytes : int
-        The most that the model may have.
+        The most bytes of the model.
 
     Raises
     ------
     ValueError
-        If the file is no checkpoint.
+        If the file is not a checkpoint.
     """
     try:
         arrays = read_archive(path, 2 * model_bytes + _MAX_TEXT)
@@ -97,8 +98,8 @@ def load(path: Path, model_bytes: int = _LARGE) -> Progress | None:
     ) as error:
         reason = escape(str(error))[:200]
         raise ValueError(
-            f"checkpoint={str(path)!r} is no checkpoint of this version ({reason}); "
-            "give another path, or remove it to start anew"
+            f"checkpoint={str(path)!r} is not a checkpoint of this version ({reason}); "
+            "give another path, or remove it to start a new run"
         ) from error
 
 
@@ -108,7 +109,7 @@ def load_checkpoint(path: str | Path) -> Progress:
     Raises
     ------
     FileNotFoundError, ValueError
-        If there is no file, or it is something else.
+        If there is no file, or it is not a checkpoint.
     """
     found = load(Path(path))
     if found is None:
@@ -128,26 +129,26 @@ def _parse_progress(arrays: Arrays) -> Progress:
     unique = isinstance(names, list) and all(isinstance(n, str) for n in names)
     if not unique or len({*names}) != len(names) or not isinstance(kept, bool):
         raise ValueError("it does not name its arrays")
-    "".join(names).encode()  # half a character could not be sent
+    "".join(names).encode()  # raises for lone surrogates, which cannot be sent
     kinds = ["model", "kept"] if kept else ["model"]
     if {*arrays} != {f"{kind}/{name}" for kind in kinds for name in names}:
-        raise ValueError("it has other arrays than it names")
+        raise ValueError("its arrays are not those that it names")
 
     def record(kind: str) -> ArrayRecord:
         return ArrayRecord({name: Array(arrays[f"{kind}/{name}"]) for name in names})
 
     model, output = record("model"), record("kept") if kept else None
     if output is not None and not _has_same_arrays(output, model):
-        raise ValueError("the model it keeps is another one")
+        raise ValueError("its second model has other shapes or dtypes")
     session, settings = content["session"], content["settings"]
     if not isinstance(session, str) or not SAFE_NAME.fullmatch(session):
-        raise ValueError("its session has no plain name")
+        raise ValueError("its session is not a safe name")
     if not isinstance(settings, dict) or not _is_shallow(settings):
-        raise ValueError("its settings are none")
-    num_rounds = _parse_whole(content, "num_rounds", _WHOLE)
+        raise ValueError("its settings are not a dict, or are nested too deeply")
+    num_rounds = _parse_whole(content, "num_rounds", _MAX_INTEGER)
     return Progress(
         session=session,
-        # A seed is as long as its user likes.
+        # A user's seed may have any size.
         seed=_parse_whole(content, "seed", None),
         num_rounds=num_rounds,
         step=_parse_whole(content, "step", num_rounds + 1),
@@ -171,12 +172,12 @@ def _parse_history(rounds: dict[str, dict[str, object]]) -> History:
     found = {}
     for number, metrics in rounds.items():
         if not number.isascii() or str(int(number)) != number or int(number) < 0:
-            raise ValueError(f"{number!r:.60} is no number of a round")
+            raise ValueError(f"{number!r:.60} is not a round number")
         for value in metrics.values():
             for each in value if isinstance(value, list) else [value]:
-                if isinstance(each, int) and abs(each) >= _WHOLE:
+                if isinstance(each, int) and abs(each) >= _MAX_INTEGER:
                     raise ValueError("a metric is out of range")
-        # Which checks the types of all values.
+        # MetricRecord checks the types of all values.
         found[int(number)] = MetricRecord(metrics)  # type: ignore[arg-type]
     return found
 
@@ -191,9 +192,9 @@ def _has_same_arrays(kept: ArrayRecord, model: ArrayRecord) -> bool:
 
 
 def _is_shallow(settings: object) -> bool:
-    """Return whether values are nested no deeper than settings are."""
+    """Return whether values are nested at most `_MAX_DEPTH` deep."""
     level = [settings]
-    for _ in range(_DEPTH):
+    for _ in range(_MAX_DEPTH):
         nested = [value for value in level if isinstance(value, dict | list)]
         level = [
             entry
@@ -204,23 +205,23 @@ def _is_shallow(settings: object) -> bool:
 
 
 def load_matching(
-    path: Path, identity: Identity, model_bytes: int = _LARGE
+    path: Path, identity: Identity, model_bytes: int = _MAX_MODEL
 ) -> Progress | None:
-    """Load the checkpoint of the run with this identity, None if there is none.
+    """Load the checkpoint of the run with this identity; None if there is no file.
 
     Parameters
     ----------
     path : Path
     identity : dict
-        Of the run: ``seed`` None stands for any, and ``initial_arrays`` may be the
-        fingerprint of the model that an unfinished run has come to.
+        The run's (`identify_run`). ``seed`` None matches any seed. The initial arrays
+        may also be the current model of an unfinished run.
     model_bytes : int
-        The most that the model may have.
+        The most bytes of the model.
 
     Raises
     ------
     ValueError
-        If the checkpoint is of another run; says how they differ.
+        If the checkpoint is of another run; it lists the differences.
     """
     found = load(path, model_bytes)
     if found is None:
@@ -236,8 +237,8 @@ def load_matching(
         longer["initial_arrays"] = now["initial_arrays"]
     if problem := describe_differences(then, now if longer is None else longer):
         raise ValueError(
-            f"checkpoint={str(path)!r} is of another run: {problem}; give the settings "
-            "that it was made with, or another path to start anew"
+            f"checkpoint={str(path)!r} is of another run: {problem}; restore these "
+            "settings, or give another path to start a new run"
         )
     if longer is not None:
         found.num_rounds, found.settings = cast(int, now["num_rounds"]), now

@@ -1,4 +1,4 @@
-"""Estimate how far honest momentums differ, from what the server has."""
+"""Estimate the heterogeneity of honest clients from their noisy momentums."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def estimate_heterogeneity(
     weighing: Weighing,
     noise_std: float,
 ) -> dict[str, float]:
-    """Estimate G and Gcov from the momentums that the rule selected, without noise.
+    """Estimate G and Gcov from the selected momentums, with the noise subtracted.
 
     Parameters
     ----------
@@ -25,11 +25,11 @@ def estimate_heterogeneity(
         R_t, the weighted mean of the momentums.
     weighing : Weighing
     noise_std : float
-        Deviation of the noise in an honest momentum.
+        Standard deviation of the noise in an honest momentum.
     """
     weights = weighing.weights
     squares = [sum(_squared_norm(layer) for layer in layers) for layers in momentums]
-    # The trace of their covariance: the mean square less the square of the mean.
+    # The trace of their covariance: the mean square minus the square of the mean.
     trace = float(weights @ squares) - sum(map(_squared_norm, direction))
     vectors = max(1, round(1.0 / float(weights @ weights)))
     size = sum(layer.size for layer in direction)

@@ -1,6 +1,7 @@
-"""The parameters of a torch model that are trained: only these cross the wire.
+"""Convert the trained parameters of a torch model to and from arrays.
 
-Frozen parameters and buffers stay on each side, and must be equal on all of them.
+Only these are sent. Frozen parameters and buffers are never sent and must be equal on
+the server and on all clients.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ def load_weights(
 ) -> None:
     """Copy arrays into the parameters of a model, in order."""
     for parameter, array in zip(trained, arrays, strict=True):
-        held = parameter.detach()
-        if held.device.type == "cpu" and held.dtype in SHARED:
-            np.copyto(held.numpy(), array, casting="same_kind")
+        tensor = parameter.detach()
+        if tensor.device.type == "cpu" and tensor.dtype in SHARED:
+            np.copyto(tensor.numpy(), array, casting="same_kind")
         else:
-            held.copy_(torch.from_numpy(array.copy()))
+            tensor.copy_(torch.from_numpy(array.copy()))
 
 
 def _to_numpy(parameter: nn.Parameter) -> NDArray[np.generic]:

@@ -1,16 +1,16 @@
-"""The momentum that a client keeps between steps, and how far back a run can go.
+"""Store the momentum that a client keeps between steps.
 
 A server that was killed resumes from its newest checkpoint, some steps back, and a
 message may be delivered twice. So a store keeps two momentums of a run: the newest, and
-its anchor, the one before the last step that the server checkpointed. Both have been
-sent or are zero, so it does not matter for privacy which of them a step starts from.
+the anchor, the one before the last step that the server checkpointed. Both have been
+sent or are zero, so either may start a step without a cost in privacy.
 
 `ContextMomentums` keeps them in Flower's context, for simulations. `MomentumFiles`
-keeps them beside the ledger, in files that are whole or absent: a step writes one file,
-named after its run and step, and removes those that are no longer needed. A kill at any
-moment leaves the momentum of this step or of the one before. A damaged file, or one of
-another run, counts as lost: that costs accuracy and never privacy. A file is a line of
-JSON, then the numbers as little-endian float32.
+keeps them beside the ledger, in files that are replaced atomically. A step writes one
+file, named after its run and step, and removes those that are no longer needed. A kill
+at any moment leaves the momentum of this step or of the one before. A damaged file, or
+one of another run, is ignored: that costs accuracy and never privacy. A file is a line
+of JSON, then the numbers as little-endian float32.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FORMAT = "safedshb momentum 1"
 _TEMPORARY = ".momentum"
 _MAX_HEAD = 4096
 _ALIGNED = 64
-# Runs whose momentums are kept: the running one, and a few that may still come back.
+# Runs whose momentums are kept: the current one, and a few that may be resumed.
 _RUNS_KEPT = 4
 _KEY = "safedshb"
 
@@ -137,7 +137,7 @@ class MomentumFiles:
         if not self._has_room(size):
             raise LedgerError(
                 f"the disk of {self.folder} has no room for the momentum; nothing was "
-                "charged, free some space"
+                "charged; free some space"
             )
         with self._locked():
             paths = self._find_files(session)
@@ -145,13 +145,13 @@ class MomentumFiles:
                 state = _read_file(paths[found], session, size)
                 if state is None:
                     continue
-                # The server may return once more to where it has returned.
-                returned = found < max(paths) or state.anchor not in (-1, *paths)
-                return replace(state, anchor=found) if returned else state
+                # A server that resumed from this step may do so again.
+                resumed = found < max(paths) or state.anchor not in (-1, *paths)
+                return replace(state, anchor=found) if resumed else state
         return _ZERO
 
     def save(self, session: str, state: MomentumState) -> None:
-        """Save a momentum on the disk; of those before it keep only its anchor."""
+        """Write a momentum to the disk; remove the earlier ones except its anchor."""
         with self._locked() as folder:
             temporary = self.folder / _TEMPORARY
             _write_file(temporary, session, state)
@@ -200,7 +200,7 @@ class MomentumFiles:
             os.close(folder)
 
 
-# Where a client keeps its momentum from one step to the next.
+# Either of the two stores.
 MomentumStore = ContextMomentums | MomentumFiles
 
 

@@ -1,8 +1,8 @@
-"""Bound the norm of an honest reply, where clip and noise are public.
+"""Bound the norm of an honest reply, where clip norm and noise are public.
 
-Claim. With probability at least `confidence` no honest node of a run ever sends a reply
-that is longer than `reply_norm` says, whatever adversaries do. So a longer reply is
-proof of an adversary.
+Claim. With probability at least `confidence`, no honest node of a run ever sends a
+reply whose norm exceeds `reply_norm`, whatever adversaries do. So a larger norm proves
+an adversary.
 
 Proof. A private gradient is g = a + z + lambda theta. Here a is a sum of gradients that
 are clipped at C, divided by b: of a batch of k examples |a| <= C k / b, and k = b

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[np.generic]]
 
-# Bits for encryption and for other oddities of an archive's part.
-_PLAIN_FLAGS = 0x0800  # a name in UTF-8
+# The only zip flag that a part may have: its name is in UTF-8.
+_PLAIN_FLAGS = 0x0800
 _KINDS = "biufc"
 _SUFFIX = ".npy"
 
@@ -32,7 +32,7 @@ _SUFFIX = ".npy"
 def write_archive(file: BinaryIO, arrays: Mapping[str, NDArray[np.generic]]) -> None:
     """Write arrays by name, as ``numpy.savez`` does.
 
-    Versions of that function differ in what they take for the name of an array.
+    Not by that function: its versions differ in which names of arrays they accept.
     """
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
@@ -47,9 +47,9 @@ def read_archive(path: Path, max_bytes: int) -> Arrays:
     ------
     FileNotFoundError
     ValueError
-        If the file is anything else.
+        If the file is not such an archive.
     """
-    # Does not wait for a writer if the path is a pipe.
+    # O_NONBLOCK: a pipe must not make this wait for a writer.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
         about = os.fstat(file.fileno())
@@ -74,7 +74,7 @@ def _read_parts(archive: zipfile.ZipFile, size: int) -> Arrays:
         if not stored or part.file_size != part.compress_size:
             raise ValueError(f"{part.filename!r} is compressed")
         if part.flag_bits & ~_PLAIN_FLAGS:
-            raise ValueError(f"{part.filename!r} is not plain")
+            raise ValueError(f"{part.filename!r} has unexpected zip flags")
     if sum(part.file_size for part in parts) > size:
         raise ValueError("its parts overlap")
     return {

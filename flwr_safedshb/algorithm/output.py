@@ -1,7 +1,7 @@
-"""Which model a run returns: the last, one at random, or the mean of the last half.
+"""Select the model that a run returns: the last, a random one, or a mean.
 
-The mean costs no privacy, because the server has seen all models, and the memory of one
-model, because it is a running mean.
+The mean is over the last half of the run. It costs no privacy, because the server has
+seen all models, and the memory of one model, because it is a running mean.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ Output = Literal["last", "uniform", "average"]
 
 
 def check_output(output: str, may_stop: bool = False) -> None:
-    """Refuse an unknown output, and one that a run which may stop early cannot have."""
+    """Refuse an unknown output, and one that needs a run which cannot stop early."""
     if output not in (words := get_args(Output)):
         raise ValueError(
             f"output={output!r} must be one of {', '.join(map(repr, words))}"
         )
     if may_stop and output != "last":
         raise ValueError(
-            f"output={output!r} needs the number of rounds up front, and stop_when may "
-            "end the run before; use output='last'"
+            f"output={output!r} needs a fixed number of rounds, and stop_when may end "
+            "the run earlier; use output='last'"
         )
 
 
 def add_to_mean(progress: Progress) -> None:
     """Add theta_t to the mean if t is in the last half of 1 .. T.
 
-    The mean is kept in float64: it must not depend on how a run was cut by restarts,
-    and few bits of a small type would be lost to so many steps.
+    The mean is kept in float64, also across restarts: rounding it to a smaller dtype in
+    every step would lose precision, and would make it depend on restarts.
     """
     count = progress.step - progress.num_rounds // 2
     if count < 1:
@@ -49,7 +49,7 @@ def add_to_mean(progress: Progress) -> None:
 
 
 def select_output(progress: Progress, output: Output) -> ArrayRecord:
-    """Return the model of a run, in the types of its arrays."""
+    """Return the model that a run returns, in the dtypes of its arrays."""
     kept = progress.kept
     if output == "last" or kept is None:
         return progress.arrays

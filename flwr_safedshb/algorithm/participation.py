@@ -1,7 +1,7 @@
-"""Choose the nodes of a round, and bound the adversaries among them.
+"""Choose the nodes of a round, and bound the number of adversaries among them.
 
-f means nothing where anybody may join, because one machine can be any number of nodes:
-`warn_of_open_network` warns of that.
+Where anybody may join, the bound f is meaningless, because one machine can pose as any
+number of nodes (a Sybil attack); `warn_of_open_network` warns of that.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class Cohort:
 
 @dataclass
 class Participation:
-    """The settings by which the nodes of a round are chosen.
+    """Choose nodes under these settings.
 
     Attributes
     ----------
     num_malicious_nodes : int
         f, among all nodes.
     fraction : float
-        Share of the connected nodes, in (0, 1].
+        The share of the connected nodes in a round, in (0, 1].
     min_train_nodes : int
         Least number of nodes in a round.
     min_available_nodes : int
@@ -75,7 +75,8 @@ class Participation:
     node_timeout : float
         Seconds to wait for `min_available_nodes`.
     give_up_after : float
-        Seconds after which a run ends if all rounds were skipped for want of nodes.
+        Seconds after which a run ends if all rounds since were skipped because too few
+        nodes answered.
     """
 
     num_malicious_nodes: int
@@ -96,8 +97,8 @@ class Participation:
         if self.min_available_nodes <= 2 * f:
             raise ValueError(
                 f"min_available_nodes={self.min_available_nodes} must exceed 2f for "
-                f"num_malicious_nodes={f}: no rule withstands f of 2f nodes; raise it "
-                "to at least 2f + 1, or lower f"
+                f"num_malicious_nodes={f}: no rule tolerates f adversaries among 2f "
+                "nodes; raise it to at least 2f + 1, or lower f"
             )
         if not 0.0 < self.confidence < 1.0:
             raise ValueError(f"confidence={self.confidence} must lie in (0, 1)")
@@ -117,10 +118,10 @@ class Participation:
     ) -> Cohort:
         """Wait for nodes and choose those of a round.
 
-        If the round cannot take a step, because too few nodes are present or half of
-        the chosen ones may be adversarial, only nodes that failed before are asked:
-        such a round must not cost the others anything, and nodes that leave must not be
-        able to end a run.
+        A round cannot take a step if too few nodes are present, or if half of the
+        chosen ones may be adversarial. Then only nodes that failed before are asked, so
+        that the round costs the others no privacy budget, and so that nodes which leave
+        cannot end a run.
 
         Parameters
         ----------
@@ -139,8 +140,8 @@ class Participation:
         Raises
         ------
         TimeoutError
-            If too few nodes are there after `node_timeout` seconds, in the first round,
-            or have been for `give_up_after` seconds.
+            If too few nodes are connected in the first round after `node_timeout`
+            seconds, or in later rounds for `give_up_after` seconds.
         ValueError
             If half of the nodes of the first round or more may be adversarial.
         """
@@ -184,7 +185,7 @@ class Participation:
         number: int,
         num_rounds: int | None,
     ) -> Cohort:
-        """Draw nodes among those that answer and those that are asked again."""
+        """Draw a round's nodes from the usable and the returning ones."""
         f = self.num_malicious_nodes
         if len(usable) <= 2 * f:
             return self._probe_failed(
@@ -218,8 +219,8 @@ class Participation:
         return Cohort(drawn, bound, self.confidence)
 
     def _probe_failed(self, nodes: list[int], problem: str) -> Cohort:
-        """Ask only nodes that failed; nobody else pays for a round without a step."""
-        log(WARNING, "No step can come of this round: %s", problem)
+        """Return a cohort of nodes that failed, for a round that takes no step."""
+        log(WARNING, "This round cannot take a step: %s", problem)
         return Cohort(nodes, self.num_malicious_nodes, 1.0, complete=False)
 
 
@@ -287,18 +288,17 @@ def bound_adversaries(
 def warn_of_open_network(grid: Grid, f: int, authenticated: bool) -> None:
     """Warn if anybody may join the nodes.
 
-    Authentication needs TLS, so a SuperLink without TLS has none. Of one with TLS a
-    strategy cannot see whether it authenticates nodes; the user must say so. Every Grid
-    that is not known to be a simulation counts as a network.
+    Authentication needs TLS, so a SuperLink without TLS has none. Whether one with TLS
+    authenticates nodes, a strategy cannot see; the user must state it. Every Grid that
+    is not known to be a simulation counts as a network.
 
     Parameters
     ----------
     grid : Grid
-        The run's.
     f : int
-        The bound on the adversaries, above 0.
+        The bound on the number of adversaries, above 0.
     authenticated : bool
-        Whether the user says that the SuperLink admits registered nodes only.
+        Whether the user states that the SuperLink admits registered nodes only.
     """
     if is_simulated(grid):
         return

@@ -1,7 +1,7 @@
-"""Evaluation by the nodes without noise: the median of what random nodes report.
+"""Evaluate on the nodes without noise, and return medians of what they report.
 
-Nodes may lie, so at least 2f + 1 of them are asked, and a number counts only if more
-than 2f nodes report it.
+Nodes may lie, so at least 2f + 1 random nodes are asked, and a metric counts only if
+more than 2f nodes report it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def make_evaluation_content(
     arrays: ArrayRecord, config: ConfigRecord, arrays_key: str, config_key: str
 ) -> RecordDict:
     """Return the records of an evaluation message, under the keys of training."""
-    # Objects have the hash of their bytes for a name: nobody can guess it.
+    # Objects are named by the hash of their bytes; the nonce makes it unpredictable.
     config = ConfigRecord({**config, "nonce": secrets.token_hex(8)})
-    # A NumPyClient expects other keys here; for others they stay as they are.
+    # NumPyClients expect other keys in evaluation messages; other keys stay.
     names = (k.replace("fitins.", "evaluateins.") for k in (arrays_key, config_key))
     return RecordDict(dict(zip(names, (arrays, config), strict=True)))
 
@@ -37,13 +37,13 @@ def check_min_evaluators(min_nodes: int | None, num_malicious: int) -> int:
     Raises
     ------
     ValueError
-        If f liars could decide the median of so few.
+        If f liars could determine the median of so few nodes.
     """
     least = 2 * num_malicious + 1
     if min_nodes is not None and min_nodes < least:
         raise ValueError(
             f"min_evaluate_nodes={min_nodes} must be at least 2f + 1 = {least} for "
-            f"num_malicious_nodes={num_malicious}: of fewer, liars decide the median"
+            f"num_malicious_nodes={num_malicious}: of fewer, liars determine the median"
         )
     return least if min_nodes is None else min_nodes
 
@@ -53,7 +53,12 @@ def draw_evaluators(
 ) -> list[int]:
     """Draw the nodes that evaluate the model, sorted; none if too few are there."""
     if len(nodes) < least:
-        log(WARNING, "Evaluation left out: %d nodes, %d needed", len(nodes), least)
+        log(
+            WARNING,
+            "Evaluation skipped: %d nodes are connected, %d are needed",
+            len(nodes),
+            least,
+        )
         return []
     size = max(int(len(nodes) * fraction), least)
     return sorted(nodes[i] for i in rng.choice(len(nodes), size, replace=False))
@@ -64,13 +69,13 @@ def compute_medians(
     num_malicious: int = 0,
     sent: Sequence[Message] | None = None,
 ) -> dict[str, float]:
-    """Return the median over the nodes of each number that enough of them report.
+    """Return the median over the nodes of each metric that enough of them report.
 
     Parameters
     ----------
     replies : iterable of Message
     num_malicious : int
-        f; a number that at most 2f nodes report is left out.
+        f; a metric that at most 2f nodes report is dropped.
     sent : sequence of Message, optional
         The messages; only the first reply to each counts.
     """
@@ -83,17 +88,17 @@ def compute_medians(
             reported.setdefault(name, []).append(number)
     known = {k: median(v) for k, v in reported.items() if len(v) > 2 * num_malicious}
     if reported and not known:
-        log(WARNING, "Evaluation left out: too few nodes answered for a safe median")
+        log(WARNING, "Evaluation skipped: too few nodes answered for a robust median")
     return known
 
 
 def _read_numbers(reply: Message) -> dict[str, float]:
-    """Return the finite numbers of a reply, each under one name.
+    """Return the finite metrics of a reply by name.
 
-    A NumPyClient has its metrics in a ConfigRecord, beside one that is its status.
+    A NumPyClient sends its metrics in one ConfigRecord and its status in another.
     """
     found: dict[str, float] = {}
-    # As in screening, no reply makes this raise.
+    # As in screening, no reply makes this raise an exception.
     with suppress(Exception):
         for key, record in reply.content.items():
             if isinstance(record, ArrayRecord) or key.endswith(".status"):

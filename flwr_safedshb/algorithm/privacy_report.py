@@ -1,6 +1,7 @@
-"""What a run costs the examples of each node, as the nodes report it.
+"""Collect and log the epsilon that each node reports for a run.
 
-Nothing depends on these reports, which a node may invent; the truth is in its ledger.
+Nodes may lie in these reports, so nothing depends on them; the truth is in the node's
+ledger.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from flwr_safedshb.algorithm.wire import DELTA, EPSILON, MOMENTUM_TAG
 Report = tuple[float, float]
 # Metrics of the last round: the nodes that report, and what they report.
 NODES, EPSILONS, DELTAS = "stated-nodes", "stated-epsilon", "stated-delta"
-# How many times the median, or how small a part of it, is far from the others.
+# A report above this multiple of the median, or below its inverse, is warned of.
 _FAR = 2.0
 
 
 def read_report(records: Iterable[object]) -> Report | None:
-    """Return epsilon and delta of a reply; None if there are none."""
+    """Return the epsilon and delta that a reply reports, or None."""
     for record in records:
         if isinstance(record, MetricRecord | ConfigRecord) and MOMENTUM_TAG in record:
             pair = record.get(EPSILON), record.get(DELTA)
@@ -45,23 +46,23 @@ def collect_reports(
     replies : iterable of (node, the records of its reply)
     """
     found = ((node, read_report(records)) for node, records in replies)
-    told = sorted((node, pair) for node, pair in found if pair is not None)
-    if not told:
+    reports = sorted((node, pair) for node, pair in found if pair is not None)
+    if not reports:
         return {}
     return {
-        NODES: [node for node, _ in told],
-        EPSILONS: [epsilon for _, (epsilon, _) in told],
-        DELTAS: [delta for _, (_, delta) in told],
+        NODES: [node for node, _ in reports],
+        EPSILONS: [epsilon for _, (epsilon, _) in reports],
+        DELTAS: [delta for _, (_, delta) in reports],
     }
 
 
 def log_privacy(metrics: Mapping[str, object], plain_evaluation: bool = False) -> None:
-    """Log at the end of a run what it costs, and warn of nodes that stand out.
+    """Log the privacy cost of a run at its end, and warn of outliers among the nodes.
 
     Parameters
     ----------
     metrics : mapping
-        Of the last round.
+        The metrics of the last round.
     plain_evaluation : bool
         Whether nodes were asked to evaluate without noise, which no report covers.
     """
@@ -77,7 +78,7 @@ def log_privacy(metrics: Mapping[str, object], plain_evaluation: bool = False) -
         min(epsilons),
         max(epsilons),
         max(deltas),
-        "; what they evaluated without noise is NOT covered" * plain_evaluation,
+        "; evaluations without noise are NOT covered" * plain_evaluation,
     )
     usual = median(epsilons)
     for node, epsilon in zip(nodes, epsilons, strict=True):

@@ -1,7 +1,8 @@
-"""Aggregate private evaluations: noisy counts of n nodes, of which f may lie.
+"""Aggregate private evaluations: noisy counts of n nodes, f of which may lie.
 
-Every node reports sums over its own examples, with noise of a stated deviation. Every
-node counts once, however many examples it claims to have. The server computes
+Every node reports sums over its own examples, with noise of a stated standard
+deviation. Every node has weight one, however many examples it claims. The server
+computes
 
 - the median of the nodes' figures, and their mean without the f largest and smallest;
 - an interval for the **median over the honest nodes** of their true figures, which
@@ -59,7 +60,7 @@ class EvaluationSchedule:
     Attributes
     ----------
     every : int
-        Rounds from one to the next; the last model is always evaluated.
+        Rounds from one evaluation to the next; the last model is always evaluated.
     max_loss : float
         Losses count up to this value; the noise in the mean loss is proportional to it.
     per_class : bool
@@ -75,7 +76,7 @@ class EvaluationSchedule:
         if self.every < 1:
             raise ValueError(
                 f"evaluate_every={self.every} must be at least 1; leave it out to "
-                "evaluate never"
+                "evaluate in no round"
             )
         low, high = wire.MAX_LOSS_RANGE
         if not low <= self.max_loss <= high:
@@ -115,7 +116,10 @@ class EvaluationSchedule:
 
 @dataclass(frozen=True)
 class NodeCounts:
-    """What a node reports: sums over its examples, (2,), and by class, (3, k)."""
+    """A node's noisy sums over its examples, (2,), and by class, (3, k).
+
+    The two are the right answers and the losses; the three are `wire.CLASS_SUMS`.
+    """
 
     num_examples: float
     noise_std: float
@@ -131,8 +135,8 @@ def aggregate_evaluation(
 ) -> Metrics | None:
     """Return the metrics of an evaluation; None if too few nodes answered.
 
-    Screening is as for training: only a reply excluded for its content lowers f, and no
-    reply makes this raise.
+    As in training, only a reply that is excluded for its content lowers f, and no reply
+    makes this raise an exception.
     """
     reported, excluded = _screen_counts(schedule, sent, replies)
     proven = sum(n for reason, n in excluded.items() if reason not in HONEST_FAILURES)
@@ -140,7 +144,7 @@ def aggregate_evaluation(
     if len(reported) <= 2 * f:
         log(
             WARNING,
-            "Evaluation left out: %d nodes answered, and up to %d of them may lie",
+            "Evaluation skipped: %d nodes answered, and up to %d of them may lie",
             len(reported),
             f,
         )
@@ -184,7 +188,7 @@ def _describe_accuracy(found: Metrics) -> str:
 
 
 def describe_interval(low: float, high: float, open_to_liars: bool) -> str:
-    """Describe an interval of accuracies, without ends that liars may have moved.
+    """Describe an interval of accuracies, without the ends that liars may have moved.
 
     Parameters
     ----------
@@ -200,7 +204,7 @@ def describe_interval(low: float, high: float, open_to_liars: bool) -> str:
 
 
 def _quantile(honest: int) -> float:
-    """Return z for which all honest figures lie within z deviations, at 95 %."""
+    """Return z so that with 95 % all honest figures lie within z deviations."""
     return NormalDist().inv_cdf(1.0 - (1.0 - CONFIDENCE) / (2 * honest))
 
 
@@ -213,7 +217,7 @@ def _bound_mean(one: NodeCounts, which: int, z: float) -> Floats:
 
 
 def _median_interval(bounds: Floats, f: int) -> dict[str, float]:
-    """Return the median over n nodes, of which f may lie, and its interval.
+    """Return the median over n nodes, f of which may lie, and its interval.
 
     Parameters
     ----------
@@ -230,10 +234,10 @@ def _median_interval(bounds: Floats, f: int) -> dict[str, float]:
 
 
 def _aggregate_classes(reported: Sequence[NodeCounts], f: int) -> Metrics:
-    """Return accuracies by class; a class has the size that most nodes report.
+    """Return accuracies by class, for the number of classes that most nodes report.
 
-    Of a ratio of two noisy sums the ends are ratios of their ends: both lie within with
-    the probability that is needed if each has half of what may go wrong.
+    An accuracy is the ratio of two noisy sums. The ends of its interval are ratios of
+    the ends of theirs, each of which may fail with half of the probability.
     """
     classes = [one.classes for one in reported if one.classes is not None]
     sizes = Counter(each.shape[1] for each in classes)
@@ -271,7 +275,7 @@ def _screen_counts(
     sent: Sequence[Message],
     replies: Iterable[Message],
 ) -> tuple[list[NodeCounts], Counter[str]]:
-    """Return the counts of each node, and how many replies are excluded, by reason."""
+    """Return the counts of the accepted replies, and the reasons of exclusion."""
     reported: list[NodeCounts] = []
     excluded: Counter[str] = Counter()
     answered, silent, _ = match_replies(sent, replies)
@@ -291,7 +295,7 @@ def _screen_counts(
 
 
 def _read_counts(reply: Message, per_class: bool) -> NodeCounts | str:
-    """Read the counts of a reply, or return why it is excluded."""
+    """Return the counts in a reply, or the reason why it is excluded."""
     if reply.has_error():
         return "error"
     records = list(reply.content.values())
@@ -316,15 +320,15 @@ def _read_counts(reply: Message, per_class: bool) -> NodeCounts | str:
 
 def _read_number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError("no number")
+        raise ValueError("not a number")
     return float(value)
 
 
 def _read_classes(record: Mapping[str, object]) -> Floats:
     columns = [record[name] for name in wire.CLASS_SUMS]
     if not all(isinstance(c, list) and 2 <= len(c) <= _MAX_CLASSES for c in columns):
-        raise ValueError("no list of classes")
+        raise ValueError("not a list of classes")
     found = np.array(columns, np.float64)
     if found.ndim != 2:
-        raise ValueError("lists of several sizes")
+        raise ValueError("lists of different lengths")
     return found

@@ -1,4 +1,4 @@
-"""The progress of a run on the server, and how it ends."""
+"""The state of a run on the server, its result, and the exceptions that end it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Progress:
     session : str
         Name of the run; clients keep their momentum under it.
     seed : int
-        Of the server's random choices.
+        Seeds the server's random choices.
     num_rounds : int
         T.
     step : int
@@ -30,12 +30,12 @@ class Progress:
     arrays : ArrayRecord
         theta_t.
     kept : ArrayRecord or None
-        The iterate to return, once it has come, for ``output="uniform"``; for
+        For ``output="uniform"`` the model to return, once that round is reached; for
         ``"average"`` the mean so far, in float64.
     train, evaluate_clientapp, evaluate_serverapp : dict of round to MetricRecord
         Metrics of the rounds so far.
     settings : dict of str to JSON values
-        What identifies the run.
+        The run's identity; see `identify_run`.
     """
 
     session: str
@@ -67,7 +67,7 @@ class Progress:
         return [number for number, found in self.train.items() if found.get("skipped")]
 
     def record_evaluations(self, evaluate_fn: EvaluateFn, offset: int) -> EvaluateFn:
-        """Wrap the user's function: continue round numbers and record the results."""
+        """Wrap the user's function to continue round numbers and record its results."""
 
         def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             number = server_round + offset
@@ -87,17 +87,17 @@ class Progress:
 
 
 class NothingTrainedError(RuntimeError):
-    """A run has ended, and none of its rounds took a step.
+    """Raised at the end of a run none of whose rounds took a step.
 
     Attributes
     ----------
     metrics : dict of int to MetricRecord
-        Those of the rounds.
+        The metrics of the rounds.
     """
 
     def __init__(self, metrics: History) -> None:
         super().__init__(
-            f"nothing was trained: all rounds, {len(metrics)} in number, were skipped; "
+            f"nothing was trained: all {len(metrics)} rounds were skipped; "
             "the log says why, and failing-nodes in the metrics names the nodes that "
             "failed: repair them, or add others, and start a new run"
         )
@@ -122,5 +122,5 @@ class RunResult(Result):
         return f"{super().__repr__()}\n{skipped} of {rounds} rounds skipped\n"
 
 
-class StopRun(Exception):  # noqa: N818  # it is none
+class StopRun(Exception):  # noqa: N818  # not an error
     """Raised to end a run whose work is done."""

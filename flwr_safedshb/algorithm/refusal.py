@@ -1,4 +1,4 @@
-"""What a node refuses, and what the server may know of an error on a node."""
+"""Turn errors on a node into refusals that reveal nothing about its data."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from flwr_safedshb.stop_signal import is_stop_signal
 
 
 class RefusedError(RuntimeError):
-    """The client does not take the step.
+    """The client refuses a request.
 
-    Its text reaches the server: it says which rule was broken and nothing about data.
+    The text is sent to the server. It names the broken rule and reveals nothing about
+    the data.
     """
 
 
 def to_refusal(error: BaseException) -> RefusedError:
-    """Turn an error into a refusal that quotes no data; log the rest on this node.
+    """Return a refusal that quotes no data; log the error itself on this node.
 
-    Every error counts, also one that is not an `Exception`: data that could end the
-    process would reveal themselves by the silence of their node.
+    Also for a `BaseException`: if data could end the process, the node's silence would
+    reveal something about them.
 
     Raises
     ------

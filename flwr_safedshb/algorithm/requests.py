@@ -1,7 +1,7 @@
-"""What a server asks of a node: training and evaluation requests, parsed and checked.
+"""Parse and check a server's requests to train and to evaluate.
 
-Nothing in a request can weaken privacy: clip, noise, batch and sampler are the node's
-own. A request that makes no sense is refused before anything is charged.
+Nothing in a request can weaken privacy: clip norm, noise, batch size and sampler are
+the node's own settings. An invalid request is refused before anything is charged.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Config = Mapping[str, object]
 
 @dataclass(frozen=True)
 class RunLength:
-    """The most steps and private evaluations that a run takes, as its server says.
+    """The most steps and private evaluations that a run takes, as the server states.
 
-    The guarantee holds whatever the server says: a ledger is committed to these counts.
+    The ledger is committed to these counts, so the guarantee holds if the server lies.
     """
 
     steps: int
@@ -104,7 +104,7 @@ def parse_train_request(config: Config, run_id: int) -> TrainRequest:
     if not _is_count(step):
         raise RefusedError(
             "the message must have step, an integer of at least 0, which the strategy "
-            "SafeDSHB sends; others would take a momentum for weights"
+            "SafeDSHB sends; another strategy would aggregate momentums as weights"
         )
     if not isinstance(beta, float | int) or not 0.0 <= beta < 1.0:
         raise RefusedError("the message must have momentum, a number in [0, 1)")
@@ -149,7 +149,7 @@ def parse_evaluate_request(config: Config, run_id: int) -> EvaluateRequest:
 
 
 def check_weights(weights: Arrays, template: Template) -> None:
-    """Refuse weights that the model of this client cannot take as they are.
+    """Refuse weights that do not fit the model of this client.
 
     Raises
     ------

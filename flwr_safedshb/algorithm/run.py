@@ -53,7 +53,7 @@ from flwr_safedshb.algorithm.settings import (
 from flwr_safedshb.algorithm.wire import Template
 from flwr_safedshb.flower.compat import replace_entries_unchecked
 
-# Which random choice a generator is for.
+# The purposes of random generators: each has its own stream.
 NODES, OUTPUT, EVALUATORS = 0, 1, 2
 # By how much a message outlives its round, so that silence is seen as silence.
 _LEEWAY_SECONDS = 10.0
@@ -82,8 +82,8 @@ class TrainingRun:
     progress : Progress or None
         None before the run has begun.
     num_rounds : int or None
-        T, all rounds of the run with those done before; None where nobody said, as when
-        a server of Flower's legacy API asks for one round after another.
+        T, the rounds of the whole run, those before a restart included. None if it is
+        unknown, as with Flower's legacy API, which asks for one round after another.
     rounds_done : int
         Rounds that were done before the run was resumed.
     """
@@ -109,7 +109,7 @@ class TrainingRun:
         timeout: float,
         **configs: ConfigRecord | None,
     ) -> Progress:
-        """Begin a run of T = `num_rounds` rounds, or resume the checkpoint's."""
+        """Begin a run of T = `num_rounds` rounds, or resume it from the checkpoint."""
         num_rounds = check_whole("num_rounds", num_rounds)
         check_initial_arrays(initial_arrays)
         settings = self.settings
@@ -138,7 +138,7 @@ class TrainingRun:
         Raises
         ------
         StopRun
-            If the settings say that the run has done its work.
+            If `stop_when` returns True for the last round.
         """
         settings = self.settings
         progress, template = self.progress, self._template
@@ -168,9 +168,9 @@ class TrainingRun:
         while len(self._rates) <= step:  # the number of rounds is open
             self._rates.append(settings.rates_in_round(len(self._rates)))
         rate, momentum = self._rates[step]
-        # In every round, where nobody has said which is the last.
+        # In every round, if the last one is not known.
         report = settings.stop_when is not None or step + 1 >= progress.num_rounds
-        # These are of known types, and need not be checked.
+        # The types of these are known, so Flower's checks are skipped.
         entries = {
             **config,
             "server-round": step + 1,
@@ -179,11 +179,12 @@ class TrainingRun:
             "session": progress.session,
             wire.LOCAL_STEPS: settings.local_steps,
             wire.LEARNING_RATE: rate,
-            # The run may have to be resumed from the step before this one.
+            # Whether the run may be resumed from the step before this one.
             wire.CHECKPOINTED: due,
             wire.REPORT_PRIVACY: report,
             **self._run_length(progress),
-            # Objects have the hash of their bytes for a name: nobody can guess it.
+            # Objects are named by the hash of their bytes; the nonce makes it
+            # unpredictable.
             "nonce": secrets.token_hex(8),
         }
         content = RecordDict({self._keys.arrays: arrays})
@@ -261,7 +262,7 @@ class TrainingRun:
     def finish_evaluation(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Aggregate and record what nodes answered; no node is trusted."""
+        """Aggregate the nodes' replies robustly, and record the metrics."""
         f, evaluations = self.settings.num_malicious_nodes, self.settings.evaluations
         sent = self._sent_evaluation
         found: Mapping[str, int | float | list[int] | list[float]] | None
@@ -280,7 +281,7 @@ class TrainingRun:
         return metrics
 
     def finish(self) -> ArrayRecord:
-        """Save the run, log what it cost, and return its model.
+        """Save the run, log its privacy cost, and return its model.
 
         Raises
         ------
@@ -296,7 +297,7 @@ class TrainingRun:
         log_privacy(last, settings.fraction_evaluate > 0.0)
         rounds, skipped = len(progress.train), len(progress.skipped_rounds)
         if skipped:
-            text = "%d of %d rounds were skipped, and took no step"
+            text = "%d of %d rounds were skipped and took no step"
             log(WARNING, text, skipped, rounds)
             if skipped == rounds:
                 raise NothingTrainedError(progress.train)
@@ -310,7 +311,7 @@ class TrainingRun:
         return Progress.fresh(seed, num_rounds, arrays, {**identity, "seed": seed})
 
     def _set_progress(self, progress: Progress) -> Template:
-        """Make a run the one that is driven."""
+        """Continue from this progress; return the template of its arrays."""
         self.progress, self.rounds_done = progress, progress.step
         self._template = template = Template.of(progress.arrays)
         return template
@@ -318,14 +319,14 @@ class TrainingRun:
     def _make_messages(
         self, content: RecordDict, nodes: Iterable[int], kind: str, number: int
     ) -> list[Message]:
-        group = str(number)  # which the logs of nodes show
+        group = str(number)  # shown in the nodes' logs
         return [
             Message(content, node, kind, ttl=self._ttl, group_id=group)
             for node in nodes
         ]
 
     def _stop_if_wanted(self, progress: Progress) -> None:
-        """End the run if the user's function says so of the last round."""
+        """Raise StopRun if `stop_when` returns True for the last round."""
         number, stop_when = progress.step, self.settings.stop_when
         if stop_when is None or number not in progress.train:
             return
@@ -335,14 +336,14 @@ class TrainingRun:
             **progress.evaluate_serverapp.get(number, {}),
         }
         if stop_when(number, metrics):
-            log(INFO, "Stopped after round %d, as stop_when says", number)
+            log(INFO, "Stopped after round %d, because stop_when returned True", number)
             raise StopRun
 
     def _run_length(self, progress: Progress) -> dict[str, int]:
-        """Return how many steps and evaluations each node takes at most, if known.
+        """Return the most steps and evaluations of each node as config entries.
 
-        It is not known of a run without `begin`, and a node that takes part in some
-        rounds only would be committed to far more steps than it takes.
+        Empty if they are unknown (a run without `begin`), or if nodes take part in some
+        rounds only, which would commit them to far more steps than they take.
         """
         rounds, evaluations = progress.num_rounds, self.settings.evaluations
         if self.num_rounds is None or self.settings.participation.fraction < 1.0:
@@ -354,16 +355,16 @@ class TrainingRun:
         return {wire.RUN_STEPS: steps, wire.RUN_EVALUATIONS: count}
 
     def _find_evaluators(self, grid: Grid, number: int) -> list[int]:
-        """Return all nodes, or none if too few of them answered before.
+        """Return all nodes, or none if too few answered in the last round.
 
-        Each answer costs budget, so it must be worth having.
+        Each answer costs privacy budget, and too few would be discarded.
         """
         nodes = sorted(grid.get_node_ids())
         found = self.progress.train.get(number) if self.progress else None
         usable, _ = Attendance.from_metrics(found or MetricRecord()).split(nodes)
         if len(usable) > 2 * self.settings.num_malicious_nodes:
             return nodes
-        log(WARNING, "Evaluation left out: only %d nodes answered before", len(usable))
+        log(WARNING, "Evaluation skipped: only %d nodes answered before", len(usable))
         return []
 
     def _bound_norm(
@@ -401,7 +402,7 @@ class TrainingRun:
         return noise_std * noise_left(betas, self.settings.local_steps)
 
     def _make_rng(self, purpose: int, step: int = 0) -> np.random.Generator:
-        # By step and not by state, so that a resumed run chooses the same.
+        # A function of the step, so that a resumed run makes the same choices.
         seed = self.settings.seed if self.progress is None else self.progress.seed
         return np.random.default_rng([seed or 0, purpose, step])
 

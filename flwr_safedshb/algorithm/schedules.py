@@ -13,7 +13,7 @@ Schedule = float | Callable[[int], float]
 class Rates(Protocol):
     """gamma_t and beta_t together, as `SafeDSHB` takes them.
 
-    The convergence theorem's are `theory.StronglyConvex` and `theory.NonConvex`.
+    `theory.StronglyConvex` and `theory.NonConvex` are those of the convergence theorem.
     """
 
     @property
@@ -40,9 +40,9 @@ def rates_at(
 ) -> tuple[float, float]:
     """Return gamma_t and the beta that clients use in step t.
 
-    The listing of Algorithm 1 has beta_{t-1} in step t, for t >= 1, and m_0 = 0, so
-    that its step 0 moves nothing. Ours is that run shifted by one step: beta_0 in step
-    0.
+    The listing of Algorithm 1 uses beta_{t-1} in step t >= 1, and m_0 = 0, so its step
+    0 does not change the model. Here step 0 uses beta_0 and changes it: with constant
+    rates this is the listing's run, shifted by one step.
     """
     gamma, before = _evaluate(learning_rate, step), max(step - 1, 0)
     if not (math.isfinite(gamma) and gamma > 0.0):
@@ -56,15 +56,16 @@ def rates_at(
 
 
 def noise_left(betas: Sequence[float], local_steps: int = 1) -> float:
-    """Return the deviation of the noise in a momentum if each gradient's is 1.
+    """Return the standard deviation of the noise in a sent momentum, per unit of noise.
 
-    A step turns the noise v of a momentum into beta v + (1 - beta) e. A node sends the
-    mean of K momentums: a share of the v before them, and of each e.
+    The unit is the noise e of each private gradient. A step turns the noise v of a
+    momentum into beta v + (1 - beta) e. A node sends the mean of K momentums, which
+    contains a share of the v before them and a share of each of the K e's.
 
     Parameters
     ----------
     betas : sequence of float
-        Of the rounds so far, in each of which the node took part.
+        The momentum coefficients of the rounds so far, of a node that took part in all.
     local_steps : int
         K.
     """

@@ -22,11 +22,11 @@ from flwr_safedshb.algorithm.private_evaluation import EvaluationSchedule
 from flwr_safedshb.algorithm.schedules import Schedule, rates_at
 from flwr_safedshb.algorithm.wire import MAX_LOCAL_STEPS, decode_arrays
 
-# Of a round and its metrics: whether the run has done its work.
+# Given a round's number and metrics, returns whether the run may stop.
 StopWhen = Callable[[int, Mapping[str, object]], bool]
 
-# Config entries of other strategies. Our clients do not read them: a step is one batch
-# of the client's plan, and the rate is the server's.
+# Config entries of other strategies. A SafeDSHBClient does not read them: a step is one
+# batch of the client's plan, and the learning rate is the server's.
 _UNUSED = frozenset(
     [
         "batch-size",
@@ -42,7 +42,7 @@ _UNUSED = frozenset(
 )
 
 
-# Metadata of a field that may differ when a run is resumed.
+# Metadata of a setting that may change when a run is resumed.
 _CHANGEABLE = {"identifies_run": False}
 
 
@@ -50,13 +50,13 @@ _CHANGEABLE = {"identifies_run": False}
 class StrategySettings:
     """The settings of `SafeDSHB`, which documents them.
 
-    A run is resumed only with settings equal to those it began with, except for fields
-    that say when rounds run and where things are.
+    A run is resumed only with the settings it began with, except for fields about
+    waiting, authentication, checkpoints and stopping.
 
     Raises
     ------
     ValueError
-        If a value is out of range; says which, and what to change.
+        If a value is out of range; it names the value and the remedy.
     """
 
     aggregation: Rule = field(default_factory=SMEA)
@@ -140,7 +140,7 @@ class StrategySettings:
         self.rates_in_round(0)
 
     def rates_in_round(self, number: int) -> tuple[float, float]:
-        """Return gamma and beta of a round, from 0 on: those of its first step."""
+        """Return gamma and beta of a round, counted from 0: those of its first step."""
         step = number * self.local_steps
         return rates_at(self.server_learning_rate, self.momentum, step)
 
@@ -192,7 +192,7 @@ def check_whole(name: str, value: object, low: int = 0, high: int = 2**63) -> in
 
 
 def check_initial_arrays(initial: object) -> None:
-    """Refuse arrays that no run can start from, before any node spends budget.
+    """Refuse initial arrays that cannot be trained, before any node spends budget.
 
     Raises
     ------
@@ -201,7 +201,7 @@ def check_initial_arrays(initial: object) -> None:
     problem = ""
     if not isinstance(initial, ArrayRecord) or not initial:
         kind = "empty" if isinstance(initial, ArrayRecord) else type(initial).__name__
-        problem = f"are {kind}, and no ArrayRecord with the arrays of a model"
+        problem = f"are {kind}, not an ArrayRecord with the arrays of a model"
     else:
         for name, array in zip(initial, decode_arrays(initial), strict=True):
             if array.dtype.kind != "f":
@@ -217,12 +217,12 @@ def check_initial_arrays(initial: object) -> None:
 
 
 def warn_of_unused_config(config: Mapping[str, object]) -> None:
-    """Name entries of `train_config` that no client of Safe-DSHB reads."""
+    """Warn of entries of `train_config` that a SafeDSHBClient does not read."""
     unused = [key for key in config if key.lower().replace("_", "-") in _UNUSED]
     if unused:
         log(
             WARNING,
-            "train_config has %s, which no client of Safe-DSHB reads: a step is one "
+            "train_config has %s, which a SafeDSHBClient does not read: a step is one "
             "batch of the client's plan, and its rate is server_learning_rate",
             ", ".join(unused),
         )
@@ -233,9 +233,9 @@ def warn_of_plain_evaluation(fraction: float) -> None:
     if fraction > 0.0:
         log(
             WARNING,
-            "fraction_evaluate=%g: nodes report what they measure on private data "
-            "without noise, outside of their privacy guarantee, and nodes that keep a "
-            "budget refuse it; evaluate_every asks for private evaluations instead",
+            "fraction_evaluate=%g: nodes report metrics on private data without noise, "
+            "outside of their privacy guarantee, and nodes that keep a budget refuse "
+            "it; use evaluate_every for private evaluations",
             fraction,
         )
 

@@ -1,8 +1,8 @@
-"""Which examples are held out of training, and what each part is charged for.
+"""Hold examples out of training, and charge each part for its own use only.
 
-Held-out examples pay for evaluations only, the others for training only. Every charge
-holds a digest of the data, in the node's order, and of the held-out indices: where
-either has changed the digest differs, and then each example pays for both.
+Held-out examples are charged for evaluations only, the others for training only. Every
+charge contains a digest of the data, in the node's order, and of the held-out indices.
+If either has changed, the digests differ and each example is charged for both.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from flwr_safedshb.privacy.datasets import ArrayExamples, Examples
 from flwr_safedshb.privacy.ledger.ledger import LedgerError
 from flwr_safedshb.privacy.plan import PrivacyPlan
 
-# Which examples are held out: the same for the same number, whatever the data are.
+# Fixed, so that the held-out indices depend on nothing but the two sizes.
 _SPLIT_SEED = 20231118
 _KEY_NAME = "safedshb.key"
 _KEY_BYTES = 32
 
 
 def split_examples(examples: Examples, held_out: int) -> tuple[Examples, Examples]:
-    """Return the examples that train, and those held out for evaluations."""
+    """Return the examples to train on, and those held out for evaluations."""
     size = examples.size
     if held_out >= size:
         raise ValueError(
             f"held_out={held_out} of {size} examples leaves none to train on; lower it"
         )
-    aside = _draw_held_out(size, held_out)
-    others = np.setdiff1d(np.arange(size), aside)
-    return examples.select(others), examples.select(aside)
+    indices = _draw_held_out(size, held_out)
+    others = np.setdiff1d(np.arange(size), indices)
+    return examples.select(others), examples.select(indices)
 
 
 def _draw_held_out(size: int, held_out: int) -> NDArray[np.int64]:
@@ -52,16 +52,16 @@ def split_plans(
 ) -> tuple[PrivacyPlan, PrivacyPlan]:
     """Return the plans of the trained and the held-out part, tagged by a data digest.
 
-    Data that are read one by one have no digest: then each example pays for both.
+    Data that are read one by one have no digest: then each example is charged for both.
 
     Parameters
     ----------
     plan, evaluation : PrivacyPlan
-        For all examples.
+        Plans for all examples.
     data : Examples
-        All of the node's, in its order.
+        All examples of the node, in its order.
     folder : Path, optional
-        Of the node's ledger; None for a simulation, which needs no digest.
+        The folder of the node's ledger; None for a simulation, which needs no digest.
     """
     if not isinstance(data, ArrayExamples):
         return plan, evaluation
@@ -77,23 +77,23 @@ def split_plans(
 
 def _digest_split(data: ArrayExamples, sizes: tuple[int, int], key: bytes) -> str:
     """Return a keyed digest of the data and of which examples are held out."""
-    mark = hmac.new(key, digestmod=hashlib.sha256)
-    mark.update(repr(sizes).encode())
-    # Another version of numpy may permute otherwise, so the indices count.
-    mark.update(_draw_held_out(sum(sizes), sizes[1]).astype("<i8").tobytes())
+    digest = hmac.new(key, digestmod=hashlib.sha256)
+    digest.update(repr(sizes).encode())
+    # The indices too, because another version of numpy may permute differently.
+    digest.update(_draw_held_out(sum(sizes), sizes[1]).astype("<i8").tobytes())
     for tensor in data.tensors:
-        mark.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
         flat = tensor.detach().cpu().contiguous().reshape(-1)
-        mark.update(flat.view(torch.uint8).numpy().data)
-    return mark.hexdigest()[:16]
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
 
 
 def _load_key(folder: Path) -> bytes:
-    """Return the node's secret key, made at the first call.
+    """Return the node's secret key; create it at the first call.
 
-    Owners show their ledgers to others, and a plain digest would reveal the last
-    example to somebody who knows all the others. A lost key costs a new digest: each
-    example then pays for both parts.
+    Owners show their ledgers to others, and a digest without a key would reveal the
+    last example to somebody who knows all the others. A new key means a new digest, so
+    each example is then charged for both uses.
     """
     path = folder / _KEY_NAME
     if not path.exists():
@@ -105,5 +105,8 @@ def _load_key(folder: Path) -> bytes:
                 os.link(file.name, path)  # atomic, and replaces nothing
     key = path.read_bytes()
     if len(key) != _KEY_BYTES:
-        raise LedgerError(f"the key {path} is damaged; remove it, at the cost of a sum")
+        raise LedgerError(
+            f"the key {path} is damaged; remove it, and each "
+            "example is charged for training and evaluation"
+        )
     return key

@@ -34,7 +34,7 @@ class GradientRequest:
     Attributes
     ----------
     step : int
-        t, which the randomness of a simulation depends on.
+        t; seeded randomness depends on it.
     weights : list of arrays
         theta_t.
     """
@@ -50,14 +50,14 @@ def training_step(
 
     Yields a `GradientRequest` wherever a private gradient is needed and expects that
     gradient, (d,), in return. Engines differ only in how they compute it: alone, for
-    many clients in one batch, or in a worker process. The privacy guarantee rests on
-    the order below, so it exists once.
+    many clients in one batch, or in a worker process. The privacy guarantee depends on
+    the order below, so all engines share this function.
 
     Parameters
     ----------
     request : TrainRequest
     weights : list of arrays
-        theta_t, of d numbers in all.
+        theta_t, with d entries in all.
     budget : PrivacyBudget
     store : MomentumStore
 
@@ -101,7 +101,7 @@ def resume_step(
     StopIteration
         At the end of the step, with its result as ``value``.
     """
-    if isinstance(found, GeneratorExit):  # would end the step without an error
+    if isinstance(found, GeneratorExit):  # it would end the generator silently
         found = RuntimeError("the gradient was given up")
     return steps.throw(found) if isinstance(found, BaseException) else steps.send(found)
 
@@ -128,19 +128,19 @@ def update_momentum(momentum: Vector, gradient: Vector, beta: float) -> Vector:
 
 @dataclass(frozen=True, eq=False)
 class GradientSource:
-    """All that the private gradients of one client are computed from.
+    """Computes the private gradients of one client.
 
     Attributes
     ----------
     gradients : ClippedGradients
         The model, its loss and the clip norm C.
     trained : sequence of nn.Parameter
-        The parameters of that model which are trained.
+        The parameters of the model that are trained.
     dataset : Examples
     plan : PrivacyPlan
     randomness : Randomness
     node : int
-        Which node it is; seeded randomness differs from node to node.
+        The node's number; seeded randomness differs from node to node.
     weight_decay : float
         lambda, of the L2 penalty.
     """
@@ -171,7 +171,7 @@ class GradientSource:
         return BatchSource(self.dataset, self.plan, randomness)
 
     def compute(self, request: GradientRequest) -> Vector | BaseException:
-        """Return the private gradient of this client alone, or why there is none."""
+        """Return the private gradient of this client alone, or the error it raised."""
         try:
             load_weights(self.trained, request.weights)
             with log_causes(not self.randomness.private):

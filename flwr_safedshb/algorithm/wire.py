@@ -1,4 +1,4 @@
-"""The wire format: names of config entries and metrics, and arrays as bytes.
+"""The wire format: keys of config entries and metrics, and arrays as bytes.
 
 The server sends the arrays of a model, by name, and every client answers with arrays of
 the same names and shapes; a `Template` holds these.
@@ -27,27 +27,28 @@ from flwr_safedshb.flower.compat import (
     replace_entries_unchecked,
 )
 
-# In a reply's metrics: the arrays are a momentum. A guard against mistakes, no proof.
+# Key in a reply's metrics: the arrays are a momentum. It guards against mistakes, not
+# against adversaries.
 MOMENTUM_TAG = "safe-dshb"
 
-# In the config of a training message: whether the server may resume from this step; K,
-# the steps that a node takes before it answers, and gamma, the rate it takes them at.
+# Keys in the config of a training message: whether the server may resume from this
+# step; K, the number of local steps; gamma, the learning rate between them.
 CHECKPOINTED, LOCAL_STEPS, LEARNING_RATE = "anchor", "local-steps", "learning-rate"
 # More would keep a node busy for hours with one message.
 MAX_LOCAL_STEPS = 1000
-# The most steps and private evaluations that the run takes, where the server knows it.
+# The most steps and private evaluations that the run takes, if the server knows them.
 RUN_STEPS, RUN_EVALUATIONS = "run-steps", "run-evaluations"
-# Asks a node to report what the run costs its examples; and the names of the answer.
+# Asks a node to report the privacy cost of the run; and the keys of its report.
 REPORT_PRIVACY, EPSILON, DELTA = "state-privacy", "epsilon", "delta"
 
-# In the config of an evaluation message: the round, which asks for a private answer;
-# the loss at which losses are cut off; and whether to count by class.
+# Keys in the config of an evaluation message: the round, whose presence asks for a
+# private evaluation; the loss at which losses are clipped; whether to count by class.
 PRIVATE_EVALUATION, MAX_LOSS, PER_CLASS = "private-evaluation", "max-loss", "per-class"
 MAX_LOSS_RANGE = 1e-6, 1e6
 
-# In the metrics of a private answer: the number of examples, how many were answered
-# right, the sum of losses in units of the cut-off, the deviation of the noise in these
-# sums; and lists of such sums, one entry a class.
+# Keys in the metrics of a private evaluation: the number of examples, the noisy number
+# of right answers, the noisy sum of losses in units of max-loss, the standard deviation
+# of the noise in these sums; and lists of such sums, one entry for each class.
 NUM_EXAMPLES = "num-examples"
 CORRECT, LOSS, NOISE_STD = "correct", "loss", "noise-std"
 SUMS = (CORRECT, LOSS)
@@ -57,17 +58,18 @@ CLASS_SUMS = (CLASS_COUNT, CLASS_CORRECT, CLASS_LOSS)
 Arrays = list[NDArray[np.generic]]
 Mismatch = Literal["wrong-keys", "too-large", "wrong-dtype", "wrong-shape"]
 
-# The start of version 1.0, which is what numpy writes for plain arrays; two bytes
-# follow with the length of the header.
+# The magic string of .npy version 1.0, which numpy writes for plain arrays; two bytes
+# with the length of the header follow.
 _MAGIC = b"\x93NUMPY\x01\x00"
 _PREFIX = len(_MAGIC) + 2
 _MAX_HEADER = 1024
-# The most bytes there can be before the values.
+# The most bytes before the values.
 _MAX_OVERHEAD = _PREFIX + _MAX_HEADER
 
-# Names that an error quotes, and characters of each.
-_TOLD, _LONG = 3, 60
-_NOTHING, _METRICS = ArrayRecord(), MetricRecord({NUM_EXAMPLES: 0})
+# How many names an error quotes, and how many characters of each.
+_MAX_NAMES, _MAX_NAME_LENGTH = 3, 60
+# Records that `replace_entries_unchecked` copies.
+_NO_ARRAYS, _METRICS = ArrayRecord(), MetricRecord({NUM_EXAMPLES: 0})
 
 _Header = tuple[tuple[int, ...], bool, np.dtype[np.generic]]
 
@@ -100,7 +102,7 @@ class Template:
     def decode(self, record: ArrayRecord) -> tuple[tuple[str, ...], Arrays]:
         """Return names and values of a server's record, in the model's order.
 
-        Names may also be "0", "1", ..., as NumPyClients have them.
+        Names may also be "0", "1", ..., as NumPyClients use them.
 
         Raises
         ------
@@ -110,11 +112,11 @@ class Template:
         try:
             arrays = self._order_arrays(record)
         except TemplateMismatchError:
-            idle = [name for name in record if name not in self.names]
+            unknown = [name for name in record if name not in self.names]
             missing = [name for name in self.names if name not in record]
-            told = (("has", idle), ("lacks", missing))
+            lists = (("has", unknown), ("lacks", missing))
             problems = [
-                f"{word} {_shorten_names(names)}" for word, names in told if names
+                f"{word} {_shorten_names(names)}" for word, names in lists if names
             ]
             raise ValueError(
                 f"the message {' and '.join(problems)}, and the arrays of a message "
@@ -136,8 +138,8 @@ class Template:
     ) -> tuple[Arrays, tuple[bytes, ...]]:
         """Return the values and the bytes of a record that an adversary may have made.
 
-        Sizes are checked before anything is decoded, and then the decoded values, not
-        the shape and dtype that the record declares beside them.
+        Sizes are checked before anything is decoded. Then the header of the bytes is
+        checked, not the shape and dtype that the record declares beside them.
 
         Raises
         ------
@@ -179,8 +181,8 @@ def split_vector(
 def make_momentum_tag() -> dict[str, int]:
     """Return the tag of a momentum, with a random number.
 
-    A record travels under the hash of its bytes. An adversary who could guess those
-    could send a record under the same hash first.
+    A record is sent under the hash of its bytes. An adversary who could predict the
+    bytes could send a record under the same hash first.
     """
     return {MOMENTUM_TAG: secrets.randbits(62)}
 
@@ -202,7 +204,7 @@ def encode_record(
     """Return a record of arrays by name."""
     values = zip(names, arrays, strict=True)
     return replace_entries_unchecked(
-        _NOTHING, {name: encode_array(array) for name, array in values}
+        _NO_ARRAYS, {name: encode_array(array) for name, array in values}
     )
 
 
@@ -215,7 +217,7 @@ def reply_with(
 ) -> Message:
     """Return a reply with the momentum under the names of the model's arrays.
 
-    Of the client's metrics only the momentum tag and the privacy report go along.
+    Only the momentum tag and the privacy report of the client's metrics are sent.
     """
     sent = {k: metrics[k] for k in (EPSILON, DELTA, MOMENTUM_TAG) if k in metrics}
     records = {
@@ -275,9 +277,9 @@ def _read_values(array: Array, header: _Header, start: int) -> NDArray[np.generi
 
 
 def _shorten_names(names: list[str]) -> str:
-    more = len(names) - _TOLD
-    told = ", ".join(name[:_LONG] for name in names[:_TOLD])
-    return told + (f" and {more} more" if more > 0 else "")
+    num_more = len(names) - _MAX_NAMES
+    text = ", ".join(name[:_MAX_NAME_LENGTH] for name in names[:_MAX_NAMES])
+    return text + (f" and {num_more} more" if num_more > 0 else "")
 
 
 @lru_cache(maxsize=256)

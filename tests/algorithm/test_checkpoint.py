@@ -62,7 +62,7 @@ def test_no_file_is_no_progress(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "run.npz"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="is no checkpoint"):
+    with pytest.raises(ValueError, match="is not a checkpoint"):
         checkpoint.load(path)
 
 
@@ -72,7 +72,7 @@ def test_every_cut_of_a_checkpoint_is_refused(tmp_path: Path) -> None:
     content = path.read_bytes()
     for length in range(0, len(content), 97):
         path.write_bytes(content[:length])
-        with pytest.raises(ValueError, match="is no checkpoint"):
+        with pytest.raises(ValueError, match="is not a checkpoint"):
             checkpoint.load(path)
 
 

@@ -63,7 +63,7 @@ def set_text(path: Path, text: bytes) -> None:
 
 
 def refused(path: Path, model_bytes: int = 2**20) -> None:
-    with pytest.raises(ValueError, match="is no checkpoint"):
+    with pytest.raises(ValueError, match="is not a checkpoint"):
         checkpoint.load(path, model_bytes)
 
 
@@ -302,7 +302,7 @@ def loaded(path: Path) -> Progress | None:
     try:
         return checkpoint.load(path, 2**20)
     except ValueError as error:
-        if "is no checkpoint" not in str(error):
+        if "is not a checkpoint" not in str(error):
             raise
     return None
 

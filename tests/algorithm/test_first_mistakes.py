@@ -64,7 +64,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a state_dict": (
         lambda: started(SafeDSHB(), {"weight": THETA[0]}),
-        rf"are dict, and no ArrayRecord .*{SAME_START}",
+        rf"are dict, not an ArrayRecord .*{SAME_START}",
     ),
     "a list of arrays": (lambda: started(SafeDSHB(), [*THETA]), SAME_START),
     "no arrays": (
@@ -85,7 +85,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a folder as the checkpoint": (
         lambda: started(SafeDSHB(checkpoint=Path(__file__).parent)),
-        r"is no checkpoint .*directory.*; give another path",
+        r"is not a checkpoint .*directory.*; give another path",
     ),
     "Safe-DSHB in components": (components, r"strategy=ClassicStrategy\(SafeDSHB\("),
     "another strategy in ours": (

@@ -85,6 +85,6 @@ def test_evaluations_without_noise_are_warned_of_and_named_at_the_end(
     assert any("outside of their privacy guarantee" in line for line in plain)
     assert not any("outside of their privacy" in line for line in private)
     (line,) = [line for line in plain if line.startswith("Privacy, as 3 nodes")]
-    assert line.endswith("what they evaluated without noise is NOT covered")
+    assert line.endswith("evaluations without noise are NOT covered")
     (line,) = [line for line in private if line.startswith("Privacy, as 3 nodes")]
     assert "NOT covered" not in line

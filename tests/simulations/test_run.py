@@ -116,7 +116,7 @@ def test_what_is_no_checkpoint_is_refused(
 ) -> None:
     (tmp_path / "model.npz").write_bytes(b"text")
     assert refused(tmp_path, SMALL) == 2
-    assert "is no checkpoint" in capsys.readouterr().err
+    assert "is not a checkpoint" in capsys.readouterr().err
 
 
 def test_other_data_under_the_same_path_are_another_run(tmp_path: Path) -> None:
