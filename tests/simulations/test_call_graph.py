@@ -15,8 +15,8 @@ def test_a_first_round_is_traced_from_the_constructors_to_the_step() -> None:
     command = [sys.executable, "-m", "simulations.call_graph"]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for call in (
-        "simulation/in_process.py InProcessGrid._answer_message -> client.py ",
-        "client.py SafeDSHBClient.__init__ -> algorithm/budget.py open_budget",
+        "simulation/in_process.py InProcessGrid._answer_message -> app.py ",
+        "client.py SafeDSHBClient.__init__ -> algorithm/admission.py open_budget",
         "algorithm/step.py training_step -> algorithm/budget.py LedgerBudget.charge",
         "algorithm/step.py training_step -> algorithm/momentum_store.py MomentumFiles.",
         "algorithm/run.py TrainingRun.finish_round -> algorithm/round.py",
