@@ -162,6 +162,13 @@ def test_the_unit_of_a_node_is_that_of_its_ledger(tmp_path: Path) -> None:
         make(node(tmp_path))
 
 
+@pytest.mark.parametrize("rule", ["max-clip-norm", "state-dir", "commit-steps"])
+def test_no_app_claims_a_key_of_the_owner(tmp_path: Path, rule: str) -> None:
+    context = node(tmp_path, **{rule.replace("-", "_"): 0.5})
+    with pytest.raises(RefusedError, match=f"node_keys has {rule}"):
+        make(context, node_keys=[rule])
+
+
 # What is raised after the charge
 
 
