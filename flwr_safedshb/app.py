@@ -39,24 +39,26 @@ class PrivateClientApp(ClientApp):
     def __init__(self, client_fn: ClientFn) -> None:
         super().__init__()
         self.client_fn = client_fn
-        # For messages of NumPyClients: other names of records, the same clients.
+        # Answers messages in the format of NumPyClients with the same clients.
         self._numpy_app = ClientApp(
             client_fn=lambda context: self.make_client(context).to_client()
         )
         self.train()(self._train)
-        # Aside, so that an app may have an evaluation of its own.
-        self._evaluation, self._has_own = ClientApp(), False
-        self._evaluation.evaluate()(self._evaluate)
+        # An app of its own, because the user may register another evaluation here.
+        self._evaluation_app, self._has_user_evaluation = ClientApp(), False
+        self._evaluation_app.evaluate()(self._evaluate)
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message."""
         kind, _, action = message.metadata.message_type.partition(".")
         if kind == MessageType.EVALUATE:
             configs = message.content.config_records.values()
-            # Whoever asks for noise gets no numbers without it.
-            if not self._has_own or any(PRIVATE_EVALUATION in c for c in configs):
-                return self._evaluation(message, context)
-        # Whatever else an app answers by itself is outside of the guarantee.
+            # A request for a private evaluation never reaches the user's own function,
+            # which adds no noise.
+            is_private = any(PRIVATE_EVALUATION in config for config in configs)
+            if not self._has_user_evaluation or is_private:
+                return self._evaluation_app(message, context)
+        # The privacy guarantee covers nothing else that an app answers.
         private = kind == MessageType.TRAIN and action in ("", "default")
         if not private and not allows_plain_evaluation(context.node_config):
             refuse_plain_evaluation(None, None)
@@ -65,19 +67,19 @@ class PrivateClientApp(ClientApp):
     def evaluate(
         self, action: str = "default", *, mods: list[Mod] | None = None
     ) -> Callable[[Evaluate], Evaluate]:
-        """Return a decorator for an evaluation of the app's own."""
-        self._has_own = True
+        """Return a decorator that registers the user's own evaluation."""
+        self._has_user_evaluation = True
         return super().evaluate(action, mods=mods)
 
     def make_client(self, context: Context) -> SafeDSHBClient:
-        """Make the client of a node; errors go to the log of the node only."""
+        """Make the client of a node; errors that may quote data stay in its log."""
         try:
             return to_private_client(self.client_fn(context))
         except RefusedError:
             raise
         except UnsupportedModelError as error:
-            reason = f": {error}"  # of made-up examples, and nothing else
-        except DatasetError as error:  # which says what to change, and where
+            reason = f": {error}"  # it comes from synthetic examples
+        except DatasetError as error:  # its text names the remedy
             log(ERROR, "The client could not be made: %s", error)
             reason = "; the log of this node says why"
         except BaseException as error:
@@ -112,28 +114,29 @@ class PrivateClientApp(ClientApp):
 def client_app(client_fn: ClientFn) -> ClientApp:
     """Return a Message-API ClientApp around clients that `client_fn` makes.
 
-    They may be as they are, or turned by ``.to_client()``. The app trains, and
-    evaluates if the client has an ``evaluate`` of its own, or the app by
-    ``@app.evaluate()``: what these report is outside the privacy guarantee, and a node
-    with a ledger refuses it unless its own config has ``allow-plain-evaluation=true``.
+    `client_fn` returns a `SafeDSHBClient`, with or without ``.to_client()``. The app
+    trains. It evaluates if the client overrides ``evaluate``, or if a function is
+    registered by ``@app.evaluate()``. What these report is outside the privacy
+    guarantee, and a node with a ledger refuses it unless its own config has
+    ``allow-plain-evaluation=true``.
     """
     return PrivateClientApp(client_fn)
 
 
 def to_private_client(client: object) -> SafeDSHBClient:
-    """Return a private client, also out of what ``.to_client()`` made of it.
+    """Return the private client, unwrapped if ``.to_client()`` wrapped it.
 
     Raises
     ------
     RefusedError
-        If it is another kind of client: this app would make it private by name alone.
+        If it is another kind of client, whose training would not be private.
     """
     if not isinstance(client, SafeDSHBClient):
         client = unwrap_numpy_client(client)
     if isinstance(client, SafeDSHBClient):
         return client
     raise RefusedError(
-        f"the client_fn makes a {type(client).__name__}, and no SafeDSHBClient"
+        f"the client_fn returns a {type(client).__name__}, not a SafeDSHBClient"
     )
 
 
@@ -143,11 +146,11 @@ def _evaluate_plainly(
     """Return what a client's own ``evaluate`` reports, outside of the guarantee."""
     if type(client).evaluate is NumPyClient.evaluate:
         raise RefusedError("this client does not evaluate models on its data")
-    # Copies, because a client of one's own may write to them.
+    # Copies, because the user's code may write to them.
     copies = [array.copy() for array in arrays]
-    loss, count, more = client.evaluate(copies, dict(config))
-    numbers = {k: v for k, v in more.items() if isinstance(v, int | float)}
-    return {**numbers, "loss": loss, "num-examples": count}
+    loss, num_examples, metrics = client.evaluate(copies, dict(config))
+    numbers = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
+    return {**numbers, "loss": loss, "num-examples": num_examples}
 
 
 def _is_numpy_client_message(message: Message) -> bool:
@@ -161,7 +164,7 @@ def decode_weights(
     try:
         return client.template.decode(record)
     except ValueError as error:
-        reason = str(error)  # about the bytes of the message, and nothing else
+        reason = str(error)  # it quotes only the message, no data
     raise RefusedError(reason)
 
 

@@ -26,8 +26,8 @@ class Mimic(Attack):
     ) -> FloatArray:
         """Return the vector, (d,), farthest out along the top principal direction."""
         centred = honest - honest.mean(axis=0)
-        # With Y = U S V^T, the rows of Y along the first of V are s_1 U_1: the Gram
-        # matrix is enough.
+        # With Y = U S V^T, the projections of the rows of Y on the first principal
+        # direction are s_1 U_1, so the Gram matrix Y Y^T is enough.
         top = np.linalg.eigh(centred @ centred.T)[1][:, -1]
         chosen: FloatArray = honest[np.argmax(np.abs(top))]
         return chosen
@@ -35,16 +35,16 @@ class Mimic(Attack):
 
 @dataclass(frozen=True)
 class _DistanceBounded(Attack):
-    """Send mean + gamma * -std with the largest gamma that a distance bound allows."""
+    """Send mean - gamma * std with the largest gamma that a distance bound allows."""
 
     @abstractmethod
     def max_strength(self, centred: FloatArray, direction: FloatArray) -> float:
-        """Return the largest gamma allowed for mean + gamma * direction.
+        """Return the largest gamma that the bound allows for mean + gamma * direction.
 
         Parameters
         ----------
         centred : (h, d) array
-            Honest vectors about their mean.
+            Honest vectors minus their mean.
         direction : (d,) array, not zero
         """
 
@@ -70,25 +70,28 @@ class MinMax(_DistanceBounded):
     """
 
     def max_strength(self, centred: FloatArray, direction: FloatArray) -> float:
-        """Solve ||y_i - gamma b||^2 = max_jk ||y_j - y_k||^2; the smallest over i."""
-        diameter = squared_distances(centred @ centred.T).max()
-        square = direction @ direction
-        along = centred @ direction
-        room = np.maximum(diameter - np.square(centred).sum(axis=1), 0.0)
-        roots = (along + np.sqrt(along**2 + square * room)) / square
+        """Solve ||y_i - gamma b||^2 = max_jk ||y_j - y_k||^2 for each i, b = direction.
+
+        Returns the smallest of the roots.
+        """
+        squared_diameter = squared_distances(centred @ centred.T).max()
+        squared_norm = direction @ direction
+        products = centred @ direction
+        slack = np.maximum(squared_diameter - np.square(centred).sum(axis=1), 0.0)
+        roots = (products + np.sqrt(products**2 + squared_norm * slack)) / squared_norm
         return float(roots.min())
 
 
 @dataclass(frozen=True)
 class MinSum(_DistanceBounded):
-    """Keep the sum of squared distances to the honest within that of one of them.
+    """Keep the sum of squared distances to the honest vectors within an honest one's.
 
-    Of the same paper as `MinMax`, with the same direction.
+    From the same paper as `MinMax`, with the same direction.
     """
 
     def max_strength(self, centred: FloatArray, direction: FloatArray) -> float:
-        """Solve sum_i ||y_i - gamma b||^2 = max_j sum_i ||y_i - y_j||^2."""
+        """Solve sum_i ||y_i - gamma b||^2 = max_j sum_i ||y_i - y_j||^2, as above."""
         # The y_i sum to zero: the left is h gamma^2 b^2 + sum_i y_i^2, the right
         # h max_j y_j^2 + sum_i y_i^2.
-        farthest = np.square(centred).sum(axis=1).max()
-        return float(np.sqrt(farthest / (direction @ direction)))
+        largest_square = np.square(centred).sum(axis=1).max()
+        return float(np.sqrt(largest_square / (direction @ direction)))

@@ -19,7 +19,7 @@ from flwr_safedshb.audit.hostile_values import (
 from flwr_safedshb.audit.target_model import Batch, TargetModel
 from flwr_safedshb.privacy.datasets import ArrayExamples, DrawnBatch, ItemExamples
 
-# How a client has its examples: as a batch already, as whole arrays, or as items.
+# The form of a client's examples: a ready batch, whole arrays, or items.
 Form = Literal["batch", "arrays", "items"]
 FORMS: tuple[Form, ...] = ("batch", "arrays", "items")
 
@@ -36,17 +36,17 @@ class Candidate:
     Attributes
     ----------
     weights : list of Tensor
-        What the server sends: all floating-point entries of the model's state.
+        All floating-point entries of the model's state, as the server sends them.
     batch : (inputs, targets)
         `num_batches` batches of k examples in a row.
     replacements : (inputs, targets)
         For each batch, the example that replaces its first one.
     usable : Tensor of bool, shape (num_batches * k,)
-        Which places of the batches are not empty; the first of each never is.
+        False for empty places of the batches; the first place of each is never empty.
     readable : Tensor of bool, shape (num_batches,)
         Which of the replacements can be read.
     seed : int
-        Of torch's random state in every pass.
+        Seeds torch's generator in every pass.
     form : {"batch", "arrays", "items"}
         How the clipper gets the examples.
     """
@@ -76,7 +76,7 @@ class Candidate:
         return torch.arange(count) % (count // self.num_batches) == 0
 
     def replace_firsts(self) -> tuple[Batch, torch.Tensor]:
-        """Return the batches with each first example replaced, and what is usable."""
+        """Return the batches with each first example replaced, and usable places."""
         inputs, targets = (part.clone() for part in self.batch)
         inputs[self._is_first], targets[self._is_first] = self.replacements
         usable = self.usable.clone()
@@ -88,13 +88,13 @@ class Candidate:
         return self.replace_firsts()[0], self.usable & ~self._is_first
 
     def read(self, batch: Batch, usable: torch.Tensor) -> DrawnBatch:
-        """Return a batch as a client reads it, with the places that count.
+        """Return a batch as a client reads it, with its usable places.
 
         Parameters
         ----------
         batch : (inputs, targets)
         usable : Tensor of bool, shape (k,)
-            Other places were not drawn; in the form of items they cannot be read.
+            False for places that were not drawn, or, with items, that cannot be read.
         """
         inputs, targets = batch
         indices = np.arange(len(targets))

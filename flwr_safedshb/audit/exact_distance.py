@@ -7,8 +7,7 @@ from fractions import Fraction
 
 import torch
 
-# Columns that are compared at a time: a model may have millions of weights, and parts
-# this long stay in the cache.
+# Columns that are compared at a time, few enough for the processor's cache.
 _PART = 2**16
 
 
@@ -60,5 +59,5 @@ def _norm(difference: torch.Tensor) -> float:
     largest = float(difference.abs().max()) if difference.numel() else 0.0
     if largest == 0.0 or not math.isfinite(largest):
         return largest if largest == 0.0 else math.inf
-    # Scaled, lest squares overflow or underflow.
+    # Scaled, so that squares neither overflow nor underflow.
     return largest * float(torch.linalg.vector_norm(difference / largest))

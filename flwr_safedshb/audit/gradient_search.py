@@ -1,10 +1,11 @@
-"""Where rounding could break the bound: gradients whose terms cancel.
+"""Search for gradients whose terms cancel, where rounding could break the bound.
 
-The gradient of a weight is a sum over positions, sum_t g_t a_t, of what came back to a
-layer and what went into it. Its rounding error is of the size of the terms, and its
-norm may be far smaller: there, a norm and a sum can disagree. `optimise_candidate`
-moves weights and inputs to such places. `RoundingSlack` scores how near a candidate is:
-a search that only looks at sums has nothing to climb until it has found a violation.
+The gradient of a weight is a sum over positions, sum_t g_t a_t, of output gradients g_t
+and inputs a_t of a layer. Its rounding error is of the size of the terms, and its norm
+may be far smaller: then a computed norm and a computed sum can disagree.
+`optimise_candidate` moves weights and inputs to such points. `RoundingSlack` scores how
+near a candidate is to one, because the sums alone give a search no gradient to climb
+until it has found a violation.
 """
 
 from __future__ import annotations
@@ -90,14 +91,14 @@ def _descend(model: nn.Module, target: TargetModel, example: Batch) -> torch.Ten
         slopes = torch.autograd.grad(square, moving, allow_unused=True)
         with torch.no_grad():
             for part, slope in zip(moving, slopes, strict=True):
-                if slope is not None:  # by its direction, ever shorter
+                if slope is not None:  # normalised, with decreasing steps
                     length = 0.3 * 0.8**step / (float(slope.norm()) + 1e-300)
                     part.sub_(slope, alpha=length)
     return inputs.detach()
 
 
 class RoundingSlack:
-    """Measure how much rounding could hide in one example's gradient.
+    """Estimate the rounding error of one example's gradient.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Hostile numbers: what a server may send as weights, or an example may hold."""
+"""Draw hostile values for weights and examples."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Rng = np.random.Generator
 Shares = npt.NDArray[np.float64]
 Family = Callable[[torch.Tensor, Rng], torch.Tensor]
 
-# Patterns along an axis that nearly cancel: their sum is far below their terms, and a
-# sum in float32 misses it.
+# Patterns along an axis that nearly cancel: the sum is far smaller than its terms, and
+# float32 arithmetic loses it.
 _CANCELLING = (
     (2.0**24, 1.0, 1.0, -(2.0**24) - 2.0),
     (1.0, 2.0**-24, 2.0**-24, -1.0),
@@ -30,7 +30,7 @@ def draw_hostile(
     Parameters
     ----------
     like : Tensor
-        What most families are made from.
+        The tensor that most families modify.
     rng : Generator
     shares : ndarray, shape (families,)
         How often to draw each family: `WILD` (the default) or `QUIET`.
@@ -48,7 +48,7 @@ def misplace_indices(like: torch.Tensor, rng: Rng) -> torch.Tensor:
     if like.is_floating_point() or like.dtype == torch.bool:
         return like.clone()
     info = torch.iinfo(like.dtype)
-    # One too many, less than nothing, the class that torch ignores, and far away.
+    # One too large, negative, the class index that torch ignores, and far too large.
     near = (min(int(like.max()), 99) + 1, 77, -1, -2, -100)
     values = torch.tensor([*near, 2**31, 2**40, info.max, info.min], dtype=like.dtype)
     chosen = values[torch.from_numpy(rng.integers(len(values), size=tuple(like.shape)))]
@@ -68,7 +68,7 @@ def edge_floats(dtype: torch.dtype) -> list[float]:
 
 
 def _scale_axis(like: torch.Tensor, rng: Rng) -> torch.Tensor:
-    """Multiply by another power of two at each place of an axis."""
+    """Multiply each slice along an axis by a power of two of its own."""
     axis = int(rng.integers(like.dim()))
     powers = [_draw_power(like.dtype, rng) for _ in range(like.shape[axis])]
     return like * _along(torch.tensor(powers, dtype=like.dtype), axis, like)
@@ -76,17 +76,17 @@ def _scale_axis(like: torch.Tensor, rng: Rng) -> torch.Tensor:
 
 def _cancel(like: torch.Tensor, rng: Rng) -> torch.Tensor:
     """Repeat one slice along an axis, with factors that cancel."""
-    # Mostly a later one: the first has examples, or a layer's outputs.
+    # Mostly a later axis: the first is that of examples, or of a layer's outputs.
     axis = min(int(rng.integers(like.dim() + 1)), like.dim() - 1)
     length = like.shape[axis]
     pattern = np.asarray(_CANCELLING[rng.integers(len(_CANCELLING))])
     factors = np.resize(pattern, length)
-    if rng.random() < 0.5:  # once, and nothing elsewhere
+    if rng.random() < 0.5:  # the pattern once, and zero elsewhere
         start = int(rng.integers(length))
         factors[np.arange(length) < start] = 0.0
         factors[np.arange(length) >= start + len(pattern)] = 0.0
         factors = np.roll(factors, -start % len(pattern))
-    if rng.random() < 0.3:  # what is left over is not exactly nothing
+    if rng.random() < 0.3:  # so that the remainder is not exactly zero
         factors = factors * (1 + 2.0**-20 * rng.standard_normal(length))
     chosen = torch.from_numpy(factors).to(like.dtype)
     part = like.narrow(axis, int(rng.integers(length)), 1)
@@ -119,8 +119,8 @@ def _put_edges(like: torch.Tensor, rng: Rng) -> torch.Tensor:
     return torch.where(taken, chosen, like)
 
 
-# Families, with how often each is drawn: wild, and quiet. Quiet layers, which are zero
-# or constant, let the one that cancels dominate.
+# Families, and their probabilities under WILD and under QUIET. Quiet tensors are mostly
+# zero or constant, so that one which cancels dominates.
 _SHARES: tuple[tuple[Family, float, float], ...] = (
     (lambda like, rng: like.clone(), 0.15, 0.15),
     (lambda like, rng: like * _draw_power(like.dtype, rng), 0.15, 0.0),

@@ -1,18 +1,19 @@
-"""Inline objects: the small objects of a message travel in its head.
+"""Send the small objects of a message inline, in the message's own protobuf.
 
-Flower sends the head of a message, and then every object of its tree by a call of its
-own. Each call costs some milliseconds on both sides, and the message of a small model
-has a dozen of objects. A head has room for content, which Flower's programs pass on and
-never read. So the sender puts its small objects there, byte for byte, and the receiver
-(`InlineObjectsClient`) looks there first. Large objects travel on their own.
+Flower first sends the protobuf ``Message``, called the head here, and then every object
+of the message by a call of its own. Each call costs some milliseconds on both sides,
+and the message of a small model has a dozen objects. The head has a field for content,
+which Flower's programs pass on and never read. So the sender puts its small objects
+there, byte for byte, and the receiver (`InlineObjectsClient`) looks there first. Large
+objects are sent as before.
 
-The SuperLink is told a smaller tree: the root, by which it finds the message, and what
-is not inline. If all of a message is inline, its receipt need not be confirmed either:
-that makes the SuperLink delete objects, and it has none.
+The SuperLink gets a smaller object tree: the root, by which it finds the message, and
+the objects that are not inline. If all objects are inline, the receiver need not
+confirm the message: a confirmation makes the SuperLink delete objects, and it has none.
 
-The receiver computes each object's id from its bytes, so inline objects can lie no more
-than objects that are pulled. A side that does not know inline objects never gets fewer
-than Flower's own form: the server sends them only to nodes that have sent some.
+The receiver computes each object's id from its bytes, so inline objects are as
+authentic as pulled ones. The server sends inline objects only to nodes that have sent
+some, so a node that does not know them gets messages in Flower's own form.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ RECORD_KEY, _ENTRY_KEY = "safedshb.envelope", "objects"
 MAX_OBJECT_BYTES, MAX_INLINE_BYTES = 64 * 2**10, 256 * 2**10
 # Objects in the tree of a message, and their depth.
 MAX_OBJECTS, _MAX_DEPTH = 2**14, 16
-# Bytes that a head needs for each inline object, beside the object.
+# Bytes of protobuf framing in the head for each inline object.
 _OVERHEAD_BYTES = 16
-# Seconds between two calls for an object that is still on its way, and in total.
+# Seconds between two calls for an object that is not available yet, and in total.
 _RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.05, 1.0
 # Messages whose inline objects are kept at a time.
 _MAX_KEPT = 64
@@ -62,14 +63,16 @@ Objects = dict[str, bytes]
 
 
 def select_inline(root: str, objects: Mapping[str, bytes]) -> Objects | None:
-    """Select the objects of a message that travel inline; None if it has too many.
+    """Select the objects of a message to send inline; None if its tree is too large.
+
+    All objects with children are inline: `prune_tree` keeps no tree of the others.
 
     Parameters
     ----------
     root : str
         The id of the message.
     objects : mapping of str to bytes
-        The objects of the message, with all that have children.
+        The objects of the message, all of those with children among them.
     """
     inline = {name: each for name, each in objects.items() if parse_head(each).children}
     size = sum(map(len, inline.values()))
@@ -84,7 +87,7 @@ def select_inline(root: str, objects: Mapping[str, bytes]) -> Objects | None:
 
 
 def attach_inline(head: message_pb2.Message, objects: Mapping[str, bytes]) -> None:
-    """Put objects into a head; an empty mapping says that inline objects are read."""
+    """Put objects into a head; an empty mapping announces support for them."""
     value = ConfigRecordValue(bytes_list=BytesList(vals=objects.values()))
     record = ConfigRecord(items=[ConfigRecord.Item(key=_ENTRY_KEY, value=value)])
     item = RecordDict.Item(key=RECORD_KEY, config_record=record)
@@ -94,7 +97,7 @@ def attach_inline(head: message_pb2.Message, objects: Mapping[str, bytes]) -> No
 def read_inline(
     head: message_pb2.Message, max_objects: int = MAX_OBJECTS
 ) -> Objects | None:
-    """Return the objects in a head by their ids; None if it was not made to hold any.
+    """Return the inline objects in a head by id; None if `attach_inline` was not used.
 
     Raises
     ------
@@ -105,7 +108,7 @@ def read_inline(
     if len(head.content.items) != 1 or head.content.items[0].key != RECORD_KEY:
         return None
     if head.content.ByteSize() > MAX_INLINE_BYTES + _OVERHEAD_BYTES * max_objects:
-        raise ValueError("inline objects that are too large")
+        raise ValueError("the inline objects are too large")
     entries = head.content.items[0].config_record.items
     found = [each for entry in entries for each in entry.value.bytes_list.vals]
     if len(found) > max_objects:
@@ -123,20 +126,20 @@ def remove_inline(head: message_pb2.Message) -> None:
 def prune_tree(
     tree: message_pb2.ObjectTree, inline: Mapping[str, bytes]
 ) -> message_pb2.ObjectTree:
-    """Return the tree that a SuperLink stores: the root, and what is not inline."""
+    """Return the tree that a SuperLink stores: the root and the pulled objects."""
     outside = {part.object_id for part, _ in walk_tree(tree)} - {*inline}
     leaves = [message_pb2.ObjectTree(object_id=name) for name in sorted(outside)]
     return message_pb2.ObjectTree(object_id=tree.object_id, children=leaves)
 
 
 def rebuild_tree(root: str, inline: Mapping[str, bytes]) -> message_pb2.ObjectTree:
-    """Rebuild the tree of a message; what is not inline has no children.
+    """Rebuild the tree of a message; objects that are not inline have no children.
 
     Raises
     ------
     ValueError
-        If the bytes are not objects, or stand for a huge tree: an object that is named
-        twice is in it twice.
+        If the bytes are not objects, or if the tree is too large; an object that is
+        named twice counts twice.
     """
     left = MAX_OBJECTS
 
@@ -144,7 +147,7 @@ def rebuild_tree(root: str, inline: Mapping[str, bytes]) -> message_pb2.ObjectTr
         nonlocal left
         left -= 1
         if left < 0 or depth > _MAX_DEPTH:
-            raise ValueError("inline objects whose tree is too large")
+            raise ValueError("the tree of the inline objects is too large")
         children = parse_head(inline[name]).children if name in inline else []
         below = [build(child, depth + 1) for child in children]
         return message_pb2.ObjectTree(object_id=name, children=below)
@@ -153,10 +156,10 @@ def rebuild_tree(root: str, inline: Mapping[str, bytes]) -> message_pb2.ObjectTr
 
 
 def deflate_small_objects(message: Message, known: Objects) -> Objects:
-    """Return the bytes of a message's objects, without large pieces of arrays.
+    """Return the bytes of a message's objects by id, without large chunks of arrays.
 
-    `known` holds objects of other messages, and is added to: the messages of a round
-    share nearly all of theirs.
+    `known` is a cache of objects, to which new ones are added: the messages of a round
+    share nearly all of their objects.
     """
     found = {}
     for name, part in get_all_nested_objects(message).items():
@@ -168,18 +171,18 @@ def deflate_small_objects(message: Message, known: Objects) -> Objects:
     return found
 
 
-class _Kept(NamedTuple):
-    """Inline objects of a message, and whether it has others."""
+class _PulledMessage(NamedTuple):
+    """The inline objects of a message, and whether it also has objects to pull."""
 
     inline: Objects
-    has_others: bool
+    has_pulled_objects: bool
 
 
 class InlineObjectsClient:
     """Replace the pulling calls of a Flower client by calls that read inline objects.
 
-    The Runtime and the Fleet API name these calls alike. An object that is not there
-    yet is also asked for again soon, where Flower waits for a second.
+    These calls have the same names in the Runtime and the Fleet API. An object that is
+    not available yet is asked for again after 50 ms, where Flower waits for a second.
 
     Parameters
     ----------
@@ -196,7 +199,7 @@ class InlineObjectsClient:
         self._pull_object = client.PullObject
         self._confirm = client.ConfirmMessageReceived
         self._on_inline = on_inline
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: OrderedDict[str, _PulledMessage] = OrderedDict()
         vars(client).update(
             PullMessages=self.pull_messages,
             PullObject=self.pull_object,
@@ -204,7 +207,7 @@ class InlineObjectsClient:
         )
 
     def pull_messages(self, request: Any) -> Any:
-        """Pull messages, and keep their inline objects."""
+        """Pull messages, and cache their inline objects."""
         answer = self._pull_messages(request)
         trees = answer.message_object_trees
         for head, tree in zip(answer.messages_list, trees, strict=True):
@@ -213,14 +216,14 @@ class InlineObjectsClient:
                 continue
             self._on_inline(head)
             if inline:
-                self._kept[tree.object_id] = _Kept(inline, bool(tree.children))
+                self._kept[tree.object_id] = _PulledMessage(inline, bool(tree.children))
                 tree.CopyFrom(rebuild_tree(tree.object_id, inline))
                 while len(self._kept) > _MAX_KEPT:
                     self._kept.popitem(last=False)
         return answer
 
     def pull_object(self, request: PullObjectRequest) -> PullObjectResponse:
-        """Return an object that came inline, or pull it as soon as it is there."""
+        """Return an inline object, or pull the object as soon as it is available."""
         for kept in [*self._kept.values()]:
             if request.object_id in kept.inline:
                 return PullObjectResponse(
@@ -239,9 +242,9 @@ class InlineObjectsClient:
     def confirm(
         self, request: ConfirmMessageReceivedRequest
     ) -> ConfirmMessageReceivedResponse:
-        """Confirm a message, if its sender keeps any object of it."""
+        """Confirm a message, unless the SuperLink stores no object of it."""
         kept = self._kept.pop(request.message_object_id, None)
-        if kept is not None and not kept.has_others:
+        if kept is not None and not kept.has_pulled_objects:
             return ConfirmMessageReceivedResponse()
         answer: ConfirmMessageReceivedResponse = self._confirm(request)
         return answer

@@ -1,4 +1,4 @@
-"""Per-example losses, and errors about losses that cannot be one."""
+"""Per-example losses, and the refusal of losses that mix examples."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from flwr_safedshb.privacy.batches import Batch, count_examples, describe_shape
 from flwr_safedshb.privacy.clipping.total_functions import TotalFunctions
 
 Loss = Callable[..., torch.Tensor]
-# They compare an output with the target in the same place.
+# Losses that compare each output with the target at the same index.
 _ELEMENTWISE = (
     *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
     *(nn.BCELoss, nn.BCEWithLogitsLoss),
 )
-# They raise for some values.
-_PARTIAL = (nn.BCELoss, nn.CrossEntropyLoss, nn.NLLLoss)
-# They give every row a value that depends on no other row.
+# Losses that raise for some values, and so need `TotalFunctions`.
+_RAISING = (nn.BCELoss, nn.CrossEntropyLoss, nn.NLLLoss)
+# Losses whose value for a row depends on no other row.
 _ROWWISE_MODULES = (*_ELEMENTWISE, nn.CrossEntropyLoss, nn.NLLLoss)
 _ROWWISE_FUNCTIONS = (
     *(functional.cross_entropy, functional.nll_loss, functional.binary_cross_entropy),
@@ -35,7 +35,7 @@ _ROWWISE_FUNCTIONS = (
 
 
 class UnsupportedModelError(ValueError):
-    """The model or the loss has no per-example gradients with a bound."""
+    """The model or the loss has no bounded per-example gradients."""
 
 
 class PerExampleLoss:
@@ -47,13 +47,13 @@ class PerExampleLoss:
         Either a callable that returns one value per example, such as
         ``functools.partial(F.cross_entropy, reduction="none")``, or a torch loss
         module with any reduction: the reduction over the batch is dropped, and that
-        over the values of one example, such as several labels or pixels, stays. Such a
-        module gets the ``logits`` of what a model of Hugging Face returns.
+        over the values of one example, such as several labels or pixels, stays. For a
+        Hugging Face model such a module is given the ``logits`` of the output.
 
     Attributes
     ----------
     function : callable
-        Computes the values.
+        Computes the values before the reduction over each example.
     is_rowwise : bool
         Whether it is known that no value depends on another example.
     """
@@ -75,14 +75,14 @@ class PerExampleLoss:
             loss.reduction = "none"
         self.function = loss
         self.is_rowwise = is_rowwise_loss(loss)
-        self._partial = not isinstance(loss, _Loss) or isinstance(loss, _PARTIAL)
+        self._may_raise = not isinstance(loss, _Loss) or isinstance(loss, _RAISING)
 
     def list_objects(self) -> list[object]:
         """Return the objects of the loss that may hold state."""
         loss = self.function
         if isinstance(loss, nn.Module):
             return [*loss.modules()]
-        # A deep copy of these is the same object.
+        # Copying does not duplicate these, so they are not listed.
         shared = (FunctionType, MethodType, BuiltinFunctionType, functools.partial)
         stateful = hasattr(loss, "__dict__") and not isinstance(loss, shared)
         return [loss] if stateful else []
@@ -107,7 +107,7 @@ class PerExampleLoss:
                 outputs = getattr(outputs, "logits", outputs)
             _refuse_outputs_without_rows(self.function, outputs, targets)
             _refuse_broadcasting(self.function, outputs, targets)
-        with TotalFunctions() if self._partial else nullcontext():
+        with TotalFunctions() if self._may_raise else nullcontext():
             values = self.function(outputs, targets)
         count = count_examples(targets)
         if values.shape == (count,):
@@ -119,7 +119,7 @@ class PerExampleLoss:
             raise UnsupportedModelError(
                 "the loss must return one value per example, a tensor of shape (k,) "
                 f"for k examples, got one with {values.dim()} axes; use "
-                "reduction='none' and reduce what is left within each example"
+                "reduction='none' and reduce the other axes within each example"
             )
         return values.reshape(count)
 
@@ -134,13 +134,13 @@ def is_rowwise_loss(loss: object) -> bool:
 
 
 def _refuse_outputs_without_rows(loss: _Loss, outputs: Batch, targets: Batch) -> None:
-    """Refuse outputs for one of torch's losses that have no row for each example."""
+    """Refuse outputs without one row for each example, for a loss of torch."""
     if not type(loss).__module__.startswith("torch.nn"):
         return
     if not isinstance(outputs, torch.Tensor):
         raise UnsupportedModelError(
             f"{type(loss).__name__} needs a tensor, and the model returns a "
-            f"{type(outputs).__name__}; choose from it in a loss of your own, as in "
+            f"{type(outputs).__name__}; select the tensor in a loss of your own, as in "
             "lambda o, y: F.cross_entropy(o[0], y, reduction='none')"
         )
     if outputs.shape[:1] != (count_examples(targets),):
@@ -164,6 +164,6 @@ def _refuse_broadcasting(loss: _Loss, outputs: Batch, targets: Batch) -> None:
 
 def has_no_hooks(module: nn.Module) -> bool:
     """Return whether no hook is registered on a module."""
-    # A hook may replace a weight, what the module returns, or what comes back to it.
+    # A hook may replace a weight, the output or the gradient of a module.
     hooks = (module._forward_hooks, module._forward_pre_hooks)
     return not any((*hooks, module._backward_hooks, module._backward_pre_hooks))

@@ -1,7 +1,6 @@
-"""A Grid around any other Grid that replaces the replies of f adversarial nodes.
+"""Wrap a Grid to replace the replies of f adversarial nodes.
 
-The adversary lives in the network, so every Flower strategy can be attacked unchanged,
-and no strategy contains attack code.
+The attack is in the network, so every Flower strategy can be attacked unchanged.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from flwr_safedshb.simulation.fake_evaluation import (
     fake_evaluation,
 )
 
-# From honest vectors of shape (h, d), by node id, to f vectors; an `Attack` is one.
+# Maps honest vectors, (h, d), sorted by node id, to f vectors; an `Attack` is one.
 AttackFunction = Callable[[Floats, int, np.random.Generator, Aggregate], Floats]
-# From the arrays of the model that was sent to a gradient, (d,).
+# Maps the arrays of the model that was sent to a gradient, (d,).
 GradientFunction = Callable[[Arrays], NDArray[np.float64]]
 
 
 def mean(vectors: Floats, f: int) -> Floats:
-    """Average, (d,), of vectors, (n, d), whatever f."""
+    """Return the mean, (d,), of vectors, (n, d); f is ignored."""
     return np.asarray(vectors.mean(axis=0))
 
 
@@ -57,13 +56,13 @@ class AdversarialGrid(WrappedGrid):
     num_malicious_nodes : int
         f.
     aggregate : callable, optional
-        The rule the adversaries believe the server to use; a `Rule` will do. By default
-        the mean.
+        The rule that the adversaries assume the server to use, such as a `Rule`. By
+        default the mean.
     seed : int
-        Of the generator given to `attack`.
+        Seeds the generator given to `attack`.
     gradient : callable, optional
-        From the arrays of the model that a training message carries to the gradient of
-        the loss on the adversaries' own examples, for an `Attack` that makes use of it.
+        Maps the arrays of the model in a training message to the gradient of the loss
+        on the adversaries' own examples, for an `Attack` that uses it.
     """
 
     def __init__(
@@ -108,13 +107,13 @@ class AdversarialGrid(WrappedGrid):
         return [kept.get(id(message)) or next(others) for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Pull honest replies, and adversarial ones once all honest ones are there."""
+        """Pull honest replies, and adversarial ones once all honest ones are known."""
         wanted = set(message_ids)
         asked = wanted & self._pending_ids()
         try:
             replies = list(self.grid.pull_messages(asked))
         except Exception:
-            # Adversaries must not wait for ever for an unreadable reply.
+            # Adversaries must not wait forever for an unreadable reply.
             for step in self._steps:
                 step.waiting -= asked
             raise
@@ -162,7 +161,7 @@ class AdversarialGrid(WrappedGrid):
         return step, passed
 
     def _make_replies(self, step: _PushedBatch) -> Iterator[Message]:
-        """Make the adversarial replies, given those of the honest nodes."""
+        """Make the adversarial replies to a batch from its honest replies."""
         asked = list(step.intercepted.values())
         step.intercepted = {}
         if asked and asks_for_private_evaluation(asked[0]):
@@ -205,8 +204,11 @@ def _attack_evaluation(
 
 
 def _make_error_reply(message: Message) -> Message:
-    """Reply with an error, so that the server does not wait."""
-    error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "no honest vector to go by")
+    """Return an error reply, so that the server does not wait."""
+    error = Error(
+        ErrorCode.CLIENT_APP_RAISED_EXCEPTION,
+        "there is no honest vector to base an attack on",
+    )
     reply = Message(error, reply_to=message)
     set_message_id(reply, f"{message.metadata.message_id}-reply")
     return reply
@@ -238,7 +240,7 @@ def replace_arrays(content: RecordDict, vector: NDArray[np.floating]) -> RecordD
         part = vector[start : start + old.size]
         with np.errstate(over="ignore", invalid="ignore"):
             values = part.astype(old.dtype).reshape(old.shape)
-        # What a NumPyClient sends declares neither shape nor dtype.
+        # Only the data change: arrays of a NumPyClient declare no shape and no dtype.
         arrays[name] = shallow_copy(array)
         arrays[name].data = encode_array(values).data
         start += old.size

@@ -1,6 +1,6 @@
-"""A Grid that computes the gradients of all clients in one batch: the fastest engine.
+"""Compute the gradients of all clients of a round in one batch: the fastest engine.
 
-Each client drives the same `algorithm.step.training_step` as elsewhere. Only the
+Each client runs the same `algorithm.step.training_step` as in other engines. Only the
 gradients are computed here, together for all clients that were sent the same model.
 """
 
@@ -42,11 +42,12 @@ from flwr_safedshb.stop_signal import is_stop_signal
 
 
 class BatchedGrid(InProcessGrid):
-    """An `InProcessGrid` whose clients of a round go through the model at once.
+    """An `InProcessGrid` that computes the gradients of a round in one batch.
 
-    It takes the same arguments. Each node replies what it would reply alone, up to the
-    rounding of floating-point sums: the same bytes for the same seed, but not those of
-    other engines. Clients of an app that `client_app` did not make train one by one.
+    It takes the same arguments. Each node's reply is the one it would send alone, up to
+    the rounding of floating-point sums: equal for equal seeds, but not equal to the bit
+    to those of other engines. Clients of other apps than `client_app`'s train one by
+    one.
     """
 
     def answer(self, messages: list[Message]) -> list[Message]:
@@ -86,9 +87,9 @@ class BatchedGrid(InProcessGrid):
 
 @dataclass
 class _ClientRun:
-    """A client on its way through its steps, waiting for a gradient.
+    """A client in the middle of a training step, waiting for a gradient.
 
-    `result` is its reply, or what its app would have raised, once there is one.
+    In the end `result` is its reply, or the exception that its app would have raised.
     """
 
     message: Message
@@ -99,7 +100,7 @@ class _ClientRun:
     result: Message | Exception | None = None
 
     def resume(self, found: Vector | BaseException | None) -> None:
-        """Send in a gradient or an error, and run to the next request or the end."""
+        """Send a gradient or an error into the step, and run to its next request."""
         try:
             if found is None:
                 self.request = next(self.steps)
@@ -162,7 +163,7 @@ def train_clients(
 
 
 def _compute_gradients(group: list[_ClientRun]) -> list[Vector | BaseException]:
-    """Return the private gradients of a group; if that fails, of each run alone."""
+    """Compute the private gradients of a group at once; if that fails, one by one."""
     source = group[0].source
     requests = [cast(GradientRequest, run.request) for run in group]
     try:
@@ -171,7 +172,7 @@ def _compute_gradients(group: list[_ClientRun]) -> list[Vector | BaseException]:
             run.source.draw(request.step)
             for run, request in zip(group, requests, strict=True)
         ]
-        # Only a simulation may say what is wrong with its examples.
+        # Only in a simulation may the log say what is wrong with the examples.
         private = any(run.source.randomness.private for run in group)
         with log_causes(not private):
             return [*private_vectors(source.gradients, draws, source.weight_decay)]
@@ -186,10 +187,10 @@ def _compute_gradients(group: list[_ClientRun]) -> list[Vector | BaseException]:
 def private_vectors(
     gradients: ClippedGradients, draws: Sequence[BatchSource], weight_decay: float = 0.0
 ) -> list[Vector]:
-    """Return the private gradient of every draw, as `private_vector` does of one.
+    """Return the private gradient of every draw, computed as one batch.
 
-    What a client gets depends on its own draw alone, and each sum is the same up to its
-    rounding: they go through the model as one batch.
+    Each equals `private_vector` of the draw, up to the rounding of sums, and depends on
+    its own draw alone.
     """
     if len(draws) == 1:
         return [private_vector(gradients, draws[0], weight_decay)]
@@ -214,10 +215,7 @@ def private_vectors(
 
 
 def _pad_batches(batches: Sequence[DrawnBatch]) -> list[DrawnBatch]:
-    """Pad batches to one size; what is filled in counts as nothing.
-
-    Poisson batches differ in size.
-    """
+    """Pad batches, such as Poisson batches, to one size; padding contributes zero."""
     sizes = [len(tensors_of(y)[0]) for _, y, _ in batches]
     plain = all(good is None for _, _, good in batches)
     if plain and len({*sizes}) == 1:

@@ -1,4 +1,4 @@
-"""How adversarial nodes answer a private evaluation."""
+"""Fake an adversarial node's answer to a private evaluation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def asks_for_private_evaluation(message: Message) -> bool:
 
 
 def fake_evaluation(replies: Sequence[Message]) -> RecordDict | None:
-    """Return a reply with 0 correct, shaped like an honest one; None without any."""
+    """Return a reply with no right answers, shaped like the first honest reply.
+
+    None if there is no honest reply.
+    """
     honest = [r for r in replies if r.has_content() and r.content.metric_records]
     if not honest:
         return None

@@ -46,7 +46,7 @@ class InProcessGrid(SimulatedGrid):
     run_config : mapping, optional
         ``context.run_config`` of every node.
     seed : int
-        Decides the ids of run and nodes.
+        Determines the ids of the run and of the nodes.
     node_config : callable of the partition id, optional
         Further entries of a node's config.
     """
@@ -118,9 +118,9 @@ class InProcessGrid(SimulatedGrid):
 
     def get_node_ids(self) -> list[int]:
         """Return the ids of all nodes, by partition."""
-        # Grids may take turns in one process, and messages are made after this call.
-        # Not for a daemon thread: Flower's legacy server leaves one that calls for ever
-        # when a run fails, and makes no messages.
+        # Several grids may alternate in one process, and messages are made after this
+        # call. Daemon threads are ignored: if a run fails, Flower's legacy server
+        # leaves one that calls this forever and makes no messages.
         if not threading.current_thread().daemon:
             set_process_run(self._run.run_id)
         return list(self._contexts)
@@ -140,7 +140,7 @@ class InProcessGrid(SimulatedGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Answer messages in their order; `timeout` is not needed here."""
+        """Answer messages in their order; `timeout` is ignored."""
         return self.answer(list(messages))
 
     def answer(self, messages: list[Message]) -> list[Message]:
@@ -198,7 +198,7 @@ class InProcessGrid(SimulatedGrid):
             if isinstance(result, Exception):
                 raise result
             answered = _check_reply(message, result)
-            # Fails on anything but records, as other engines do when they serialise.
+            # Raises for anything but records, like serialisation in other engines.
             reply, kept = self.deliver_reply(answered, reply_id, working)
         except Exception as error:
             # A refusal needs no traceback.

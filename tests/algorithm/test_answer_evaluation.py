@@ -274,6 +274,20 @@ def test_a_simulation_without_a_ledger_keeps_to_its_budget() -> None:
         client.fit(RIGHT, TRAIN)
 
 
+def test_a_simulation_counts_its_evaluations_beside_its_steps() -> None:
+    delta = 1e-5
+    budget: dict[str, Any] = {
+        "max_epsilon": seeded().plan.epsilon(2, delta),
+        "delta": delta,
+    }
+    second = {**TRAIN, "step": 1}
+    seeded(noise=10.0, **budget).fit(RIGHT, second)
+    client = seeded(noise=10.0, **budget)
+    client.evaluate_privately(RIGHT, ASKED)
+    with pytest.raises(RefusedError, match="would exceed max_epsilon"):
+        client.fit(RIGHT, second)
+
+
 @pytest.mark.parametrize(
     "rule",
     [{"sampling": "fixed"}, {"max_sampling_rate": 0.5}, {"min_noise_multiplier": 0.5}],

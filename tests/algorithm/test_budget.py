@@ -19,7 +19,7 @@ from flwr_safedshb.algorithm.wire import RUN_EVALUATIONS, RUN_STEPS
 from flwr_safedshb.app import client_app
 from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.privacy.accounting import accountant
-from flwr_safedshb.privacy.ledger.ledger import Ledger
+from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 from flwr_safedshb.simulation.batched import BatchedGrid
@@ -48,6 +48,18 @@ def test_a_run_states_what_it_was_committed_to(tmp_path: Path) -> None:
     asked = {**RUN, RUN_STEPS: 5, "state-privacy": True}
     _, _, told = make(node(tmp_path)).fit([*THETA], asked)
     assert told["epsilon"] == PLAN.epsilon(5, 1e-5)
+
+
+def test_a_step_that_is_paid_for_is_sent_without_a_report_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise LedgerError(SECRET)
+
+    monkeypatch.setattr(Ledger, "epsilon", fail)
+    sent, _, told = make(node(tmp_path)).fit([*THETA], {**RUN, "state-privacy": True})
+    assert len(sent) == len(THETA)
+    assert "epsilon" not in told
 
 
 @pytest.mark.parametrize("odd", [-1, True, 2.0, "5", 10**10, None])

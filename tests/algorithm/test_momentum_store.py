@@ -15,9 +15,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr.app import RecordDict
 
 from flwr_safedshb.algorithm.budget import LEDGER_NAME
-from flwr_safedshb.algorithm.momentum_store import MomentumFiles, MomentumState, Vector
+from flwr_safedshb.algorithm.momentum_store import (
+    ContextMomentums,
+    MomentumFiles,
+    MomentumState,
+    Vector,
+)
 from flwr_safedshb.algorithm.refusal import RefusedError
 from tests.clients import ask, ledger, node, same
 
@@ -272,3 +278,12 @@ def test_a_file_says_what_it_is(tmp_path: Path) -> None:
     head, _, numbers = path.read_bytes().partition(b"\n")
     assert json.loads(head)[:5] == ["safedshb momentum 1", "run", 5, 4, SIZE]
     np.testing.assert_array_equal(np.frombuffer(numbers, "<f4"), momentum(5))
+
+
+def test_a_context_has_the_momentum_of_one_run_only() -> None:
+    store = ContextMomentums(RecordDict())
+    store.save("run", MomentumState(0, momentum(0)))
+    assert store.load("run", 1, SIZE).step == 0
+    other = store.load("other", 1, SIZE)
+    assert other.step == -1
+    assert not other.momentum.any()

@@ -1,11 +1,12 @@
 """How a run ends: by a condition, with more rounds, and with what it cost."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.serverapp import Grid
 
 from flwr_safedshb import load_checkpoint
 from flwr_safedshb.app import client_app
@@ -158,3 +159,38 @@ def test_a_node_with_a_ledger_states_what_it_was_charged_for(tmp_path: Path) -> 
     expected = make(context).plan.epsilon(2, 1e-5)
     assert said["epsilon"] == pytest.approx(expected)
     assert said["delta"] == 1e-5
+
+
+def test_a_round_of_local_steps_counts_them_all() -> None:
+    """The first step of a round is K t, and the model goes K gamma R_t."""
+    steps: list[object] = []
+
+    class Recording(SafeDSHB):
+        def configure_train(
+            self,
+            server_round: int,
+            arrays: ArrayRecord,
+            config: ConfigRecord,
+            grid: Grid,
+        ) -> list[Message]:
+            self.before = arrays
+            messages = super().configure_train(server_round, arrays, config, grid)
+            steps.append(messages[0].content.config_records["config"]["step"])
+            return messages
+
+        def aggregate_train(
+            self, server_round: int, replies: Iterable[Message]
+        ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+            (reply,) = replies = [*replies]
+            arrays, metrics = super().aggregate_train(server_round, replies)
+            assert arrays is not None
+            sent = reply.content.array_records["arrays"].values()
+            both = zip(self.before.values(), arrays.values(), sent, strict=True)
+            for before, after, mean in both:
+                moved = before.numpy() - after.numpy()
+                assert np.allclose(moved, 3 * 0.1 * mean.numpy(), atol=1e-6)
+            return arrays, metrics
+
+    strategy = Recording(local_steps=3, server_learning_rate=0.1, seed=1)
+    strategy.start(federation(1), model(), 2)
+    assert steps == [0, 3]

@@ -9,7 +9,7 @@ from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 from flwr_safedshb.algorithm import screening
 from flwr_safedshb.algorithm.screening import Accepted, Excluded
 from flwr_safedshb.algorithm.wire import Template
-from flwr_safedshb.flower.compat import set_process_run
+from flwr_safedshb.flower.compat import set_message_id, set_process_run
 from tests.replies import KINDS, Layers, record, with_arrays
 
 SHAPES = ((2, 17), (3,), ())
@@ -33,6 +33,17 @@ def instruction() -> Message:
 def screen_reply(content: RecordDict) -> Accepted | Excluded:
     reply = Message(content, reply_to=instruction())
     return screening.screen_reply(Template.of(model()), reply)
+
+
+def test_a_reply_counts_from_the_node_that_was_asked_and_once() -> None:
+    asked = instruction()
+    set_message_id(asked, "asked")
+    replies = [Message(RecordDict(), reply_to=asked) for _ in range(3)]
+    replies[0].metadata.__dict__["_src_node_id"] = 3
+    answered, silent, ignored = screening.match_replies([asked], replies)
+    assert answered == [(2, replies[1])]
+    assert (silent, ignored) == ([], 2)
+    assert screening.match_replies([asked], replies[:1]) == ([], [2], 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""The client of an app, made on this machine as a SuperNode would make it."""
+"""Load a Flower app's client for the doctor, as a SuperNode would."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flwr_safedshb.flower.compat import flatten_config
 
 
 def read_app(folder: Path) -> tuple[str, UserConfig]:
-    """Return where the ClientApp of a Flower app is, and the defaults of its runs."""
+    """Read the ClientApp reference and the default run config of a Flower app."""
     path = folder / "pyproject.toml"
     if not path.is_file():
         raise FileNotFoundError(
@@ -34,14 +34,14 @@ def read_app(folder: Path) -> tuple[str, UserConfig]:
 
 
 def load_client_fn(name: str, folder: Path) -> ClientFn:
-    """Load the function that makes clients, or what `client_app` made of it.
+    """Load a client_fn, either itself or from an app made by `client_app`.
 
     Parameters
     ----------
     name : str
         ``module:object``
     folder : Path
-        Where modules are looked for first.
+        The folder in which modules are searched first.
     """
     module_name, _, object_name = name.partition(":")
     if not module_name or not object_name:
@@ -56,11 +56,11 @@ def load_client_fn(name: str, folder: Path) -> ClientFn:
         return found.client_fn
     if isinstance(found, ClientApp):
         raise ValueError(
-            f"client={name!r} is a ClientApp that client_app did not make; name the "
-            "client_fn in it"
+            f"client={name!r} is a ClientApp not made by client_app; name its "
+            "client_fn instead"
         )
     if not callable(found):
-        raise ValueError(f"client={name!r} is {type(found).__name__}, and no client_fn")
+        raise ValueError(f"client={name!r} is {type(found).__name__}, not a client_fn")
     return cast(ClientFn, found)
 
 
@@ -69,6 +69,6 @@ def make_client(
     node_config: Mapping[str, UserConfigValue],
     run_config: Mapping[str, UserConfigValue],
 ) -> SafeDSHBClient:
-    """Make the client that a SuperNode with this config makes for a message."""
+    """Make the client that a SuperNode with this config would make."""
     context = Context(0, 0, dict(node_config), RecordDict(), dict(run_config))
     return to_private_client(client_fn(context))

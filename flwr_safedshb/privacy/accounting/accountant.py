@@ -27,9 +27,9 @@ def compute_epsilon(
 ) -> float:
     """Return epsilon of all charges together, for plans that were fixed beforehand.
 
-    It comes from the composed privacy loss distributions, whose own numerical errors
-    are part of it, or from the moments of the losses where these give less. Plans that
-    were chosen by looking at releases cost `RenyiFilter.epsilon`.
+    It is the smaller of two bounds: by the composed privacy loss distributions, with
+    their numerical errors added, and by the moments of the losses. For plans that were
+    chosen adaptively, after looking at releases, use `RenyiFilter.epsilon`.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def bound_epsilon(
 ) -> float:
     """Bound `compute_epsilon` from above in milliseconds, by the moments of the losses.
 
-    For a quick yes: where this fits a budget, `compute_epsilon` does.
+    If this bound fits a budget, `compute_epsilon` fits, too.
     """
     return maximize_over_parts(pld.compute_moment_epsilon, charges, delta, unit)
 
@@ -70,7 +70,7 @@ def bound_epsilon(
 def state_epsilon(
     charges: Charges, delta: float, unit: Adjacency | None = None
 ) -> PrivacyStatement:
-    """State `compute_epsilon` with the mechanism and unit that it is true for."""
+    """Return `compute_epsilon` as a statement with its mechanism and unit."""
     renyi = bound_epsilon(charges, delta, unit)
     exact = compute_epsilon(charges, delta, unit)
     accountant = "PLD accountant" if exact < renyi else "RDP accountant"
@@ -84,7 +84,7 @@ def make_statement(
     unit: Adjacency | None,
     accountant: str,
 ) -> PrivacyStatement:
-    """State an epsilon of charges with the mechanism and unit that it is true for."""
+    """Return an epsilon of charges as a statement with its mechanism and unit."""
     merged = _merge_plans(charges, unit)
     return PrivacyStatement(
         epsilon=epsilon,
@@ -101,8 +101,8 @@ def maximize_over_parts(
 ) -> float:
     """Return the largest bound over the parts that an example may be in.
 
-    Units are joined before charges are split into parts, so each part is accounted in
-    the unit of all.
+    The plans are converted to one unit before the charges are split into parts, so all
+    parts are accounted in the same unit.
     """
     delta = check_delta(delta)
     parts = _split_parts(_merge_plans(charges, unit))
@@ -110,7 +110,7 @@ def maximize_over_parts(
 
 
 def _split_parts(merged: Totals) -> list[Totals]:
-    """Return what the examples of each part pay for.
+    """Return the charges that the examples of each part pay for.
 
     The parts of a split have no example in common, and which one an example is in does
     not depend on its value. So if the example is replaced, the releases of the other
@@ -148,7 +148,7 @@ def _bound_part(bound: Bound, paid: Totals, delta: float) -> float:
         found = bound(
             [(some[i % len(some)], steps) for some, steps in dominating_pairs], delta
         )
-        # NaN means that nothing is known.
+        # NaN is no bound, so it counts as infinite.
         largest = max(largest, float(found)) if found >= 0 else math.inf
     return largest
 
@@ -164,7 +164,7 @@ def find_max_steps(
     max_epsilon: float,
     unit: Adjacency | None = None,
 ) -> int:
-    """Count the further steps of ``plan`` that fit after ``charges``.
+    """Count the further steps of ``plan`` that fit the budget after ``charges``.
 
     Returns
     -------
@@ -231,7 +231,7 @@ def find_largest_affordable(
     cost : callable (count) -> float
         It does not decrease.
     known : int
-        A count that may cost at most ``limit``; 0 is returned if it does not.
+        Where the search starts; if this count costs more than ``limit``, 0 is returned.
     """
     low, high, attempt = known, most + 1, 0
     at_low, at_high = cost(low), math.inf

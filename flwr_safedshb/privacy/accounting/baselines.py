@@ -1,6 +1,6 @@
-"""Other accountants' epsilons for the same run, each with its mechanism.
+"""Compute the epsilons of other accountants for the same run, for comparison.
 
-For reports only: a plan costs :meth:`PrivacyPlan.epsilon`.
+For reports only: the epsilon of a plan is :meth:`PrivacyPlan.epsilon`.
 """
 
 from __future__ import annotations
@@ -58,11 +58,12 @@ def rdp(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStatement:
 
 
 def opacus(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStatement:
-    """Evaluate Opacus' accountant for this multiplier: the paper's quoted figures.
+    """Evaluate Opacus' accountant at this noise multiplier, as the paper does.
 
-    ``opacus.accountants.RDPAccountant`` with the history [(s, b/m, T)]. It reads s as
-    noise over C/b and assumes Poisson sampling under add-remove, so it is a statement
-    about another mechanism, with half the plan's noise; never print it as the plan's.
+    It is ``opacus.accountants.RDPAccountant`` with the history [(s, b/m, T)]. Opacus
+    takes s in units of C/b and assumes Poisson sampling under add-remove. So this is a
+    statement about another mechanism, with half the plan's noise; never print it as the
+    plan's.
     """
     _check_arguments(plan, steps, delta)
     from opacus.accountants import RDPAccountant  # imports torch
@@ -82,7 +83,7 @@ def opacus(plan: PrivacyPlan, steps: int, delta: float) -> PrivacyStatement:
 def figures(plan: PrivacyPlan, steps: int, delta: float) -> list[PrivacyStatement]:
     """Return every accountant's statement for the plan's clip, noise, batch and data.
 
-    The first is the plan's own; the others are for comparison, with other samplers too.
+    The first is the plan's own; the others, also for other samplers, are baselines.
     """
     variants = [
         replace(plan, sampling=sampler.name, adjacency=adjacency)

@@ -15,7 +15,7 @@ from flwr_safedshb.privacy.accounting.ranges import (
 )
 from flwr_safedshb.privacy.plan import PrivacyPlan
 
-# A calibrated plan spends at least this share of its target, and aims for the other.
+# The least share of its target that a calibrated plan spends, and the share aimed at.
 _LEAST_SHARE = 0.99
 _AIMED_SHARE = 0.997
 # Multipliers closer than this count as equal.
@@ -30,12 +30,12 @@ def calibrate(
     steps: int,
     beside: tuple[tuple[PrivacyPlan, int], ...] = (),
 ) -> PrivacyPlan:
-    """Return ``shape`` with the least noise that keeps ``steps`` within the target.
+    """Return a plan like ``shape`` whose noise just meets the target epsilon.
 
     Parameters
     ----------
     shape : PrivacyPlan
-        The plan; its noise multiplier does not count.
+        A plan whose noise multiplier is ignored.
     target_epsilon, delta : float
     steps : int
     beside : tuple of (PrivacyPlan, int)
@@ -60,10 +60,10 @@ def calibrate(
     alone = compute_epsilon(beside, delta)
     if not alone < target_epsilon:
         raise ValueError(
-            f"target_epsilon={target_epsilon} is spent by what is released beside the "
-            f"steps, epsilon={alone:.4g}; give that more noise, or raise the target"
+            f"target_epsilon={target_epsilon} is spent by the other releases, with "
+            f"epsilon={alone:.4g}; give them more noise, or raise the target"
         )
-    # The many small losses of much noise add up to this; rare large ones cost more.
+    # By a Gaussian approximation that holds for much noise.
     spread = shape.sampling_rate * math.sqrt(2 * steps * math.log(1 / delta))
     start = min(max(spread / target_epsilon, 0.5), NOISE_MULTIPLIER.greatest)
     noise = _search_noise(compute_cost, target_epsilon, start, 1.2)
@@ -101,11 +101,11 @@ def _search_noise(
 def _interpolate_noise(
     low: float, cost_low: float, high: float, cost_high: float, target: float
 ) -> float:
-    """Guess where a power law through two points meets the aim."""
+    """Return where a power law through two points meets the aimed cost."""
     share = 0.5
     if cost_high > 0 and cost_low < math.inf:
         descent = math.log(cost_low / cost_high)
         share = math.log(cost_low / (_AIMED_SHARE * target)) / descent
-    # Kept off the ends, so that the bracket shrinks even where the law is no good.
+    # Kept off the ends, so that the bracket shrinks even if the power law fits badly.
     share = min(max(share, 0.05), 0.95)
     return low * math.pow(high / low, share)

@@ -1,4 +1,4 @@
-r"""The paper's exact privacy theorem, evaluated at its best Renyi order.
+r"""Evaluate the paper's exact privacy theorem at its best Renyi order.
 
 eps* = inf over alpha > 1 of T eps_1(alpha) + log(1/delta)/(alpha - 1). Between integer
 orders (alpha - 1) eps_1(alpha) is linear, so the objective is monotone there and the
@@ -19,7 +19,7 @@ from functools import cache
 import numpy as np
 from scipy.special import logsumexp
 
-# Ratio of neighbours on the grid of orders that brackets the best one.
+# The ratio of adjacent orders on the grid that brackets the best one.
 _RATIO = 1.15
 # Beyond a r = 64 the sum alone costs more than the best order does.
 _LARGEST = 64.0
@@ -29,7 +29,7 @@ _MAX_ORDER = 1 << 18
 def minimize_epsilon(
     noise_multiplier: float, rate: float, steps: int, delta: float
 ) -> float:
-    """Return eps* of so many steps with noise s and sampling rate r."""
+    """Return eps* of T = `steps` steps with noise multiplier s and sampling rate r."""
 
     @cache
     def compute_objective(order: int) -> float:
@@ -52,7 +52,7 @@ def minimize_epsilon(
 
 
 def compute_divergence(order: int, noise_multiplier: float, rate: float) -> float:
-    """Return eps'(a); infinite where it overflows.
+    """Return the Renyi divergence eps'(a) of one step; infinite if it overflows.
 
     Parameters
     ----------

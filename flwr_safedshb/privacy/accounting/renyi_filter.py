@@ -1,10 +1,11 @@
-"""A Renyi filter: the cost of releases whose plans are chosen by earlier releases.
+"""A Renyi filter: bound epsilon of plans that are chosen adaptively.
 
 Privacy loss distributions compose for plans that were fixed beforehand. If the next
-plan may depend on what was released, their composition is not a bound: a server that
-stops on a lucky loss and goes on with something costly after an unlucky one reaches
-2.214 where they say 2.0. A Renyi filter is a bound (Feldman, Zrnic, "Individual Privacy
-Accounting via a Renyi Filter", NeurIPS 2021), here of several orders at once.
+plan may depend on earlier releases, their composition is not a bound: a server that
+stops after a small loss and goes on with a costly plan after a large one reaches an
+epsilon of 2.214 where the composition states 2.0. A Renyi filter is a bound (Feldman,
+Zrnic, "Individual Privacy Accounting via a Renyi Filter", NeurIPS 2021), here of
+several orders at once.
 
 Proof
 -----
@@ -24,14 +25,14 @@ depend on what was released before it; L is the sum of the steps' losses under P
    then (1 - e^(epsilon-L))_+ <= c_a e^(r (L-epsilon)) <= delta w_a e^(r L - R_a)
    <= delta M. The expectation is at most delta, also where a run is stopped.
 
-So whoever admits only histories for which 3 holds releases with (epsilon, delta)-DP,
-and the least epsilon for which it holds is true whenever it is asked for (a ledger that
-states another while nothing has left its first block says so). It stays true
-if R_a is replaced by something larger: an example may be charged for steps of a part
-that it is not in.
+So a ledger that admits only histories for which 3 holds releases with
+(epsilon, delta)-DP, and the least epsilon for which 3 holds is valid at any time
+(within its first block a ledger states another one; see `privacy.ledger.admission`). It
+stays valid if R_a is replaced by something larger: an example may be charged
+for steps of a part that it is not in.
 
-Where adding and removing an example are bounded apart, 3 is asked of both directions,
-and each has its own supermartingale. What is left out of a loss and numerical errors
+If adding and removing an example have different bounds, 3 must hold for both
+directions, each with its own supermartingale. Truncated tails and numerical errors
 count as in `pld`: the first against delta, the second in R_a.
 """
 
@@ -49,8 +50,8 @@ from flwr_safedshb.privacy.accounting.privacy_loss import POSITIVE_ORDERS, Float
 from flwr_safedshb.privacy.plan import ALL, PrivacyPlan
 from flwr_safedshb.privacy.samplers import Adjacency
 
-# The weight of the order that is likely to be needed.
-_LIKELY = 0.5
+# The weight of the order that the first releases need.
+_MAIN_WEIGHT = 0.5
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,12 @@ class RenyiFilter:
     Attributes
     ----------
     first : tuple of (PrivacyPlan, int)
-        What is released first. The weights suit a history that goes on like it.
+        The first block of releases. The weights are optimal for a history that repeats
+        it.
     delta : float
         In [1e-12, 0.1].
     limit : float
-        The budget that such a history fills.
+        The epsilon that such a history spends.
     unit : {"replace-one", "add-remove"}
     """
 
@@ -74,7 +76,7 @@ class RenyiFilter:
     unit: Adjacency
 
     def epsilon(self, charges: accountant.Charges) -> float:
-        """Return epsilon of all charges, however they were chosen by the releases."""
+        """Return epsilon of all charges, whose plans may depend on earlier releases."""
         return accountant.maximize_over_parts(
             self._find_least_epsilon, charges, self.delta, self.unit
         )
@@ -84,7 +86,7 @@ class RenyiFilter:
         moments, log_delta = pld.compute_filter_moments(steps, delta)
         needed = moments + LOG_CONSTANTS - self.log_weights - log_delta
         needed /= POSITIVE_ORDERS
-        # NaN or infinity bounds nothing.
+        # An order whose bound is NaN or infinite is of no use.
         usable = needed[np.isfinite(needed)]
         return max(0.0, float(usable.min(initial=math.inf)))
 
@@ -93,22 +95,25 @@ class RenyiFilter:
         """Return log w for every positive order.
 
         Half of the weight is on the order that admits the most repetitions of the first
-        releases; the other orders have less, the farther they are from it. Examples of
-        all parts have the same weights: parts may change later.
+        releases; the weights of the others fall with their distance from it. All parts
+        of the data have the same weights, because the parts may change later.
         """
         moments = self._compute_first_moments()
         room = POSITIVE_ORDERS * self.limit - LOG_CONSTANTS
-        room = room + math.log(_LIKELY * self.delta)
+        room = room + math.log(_MAIN_WEIGHT * self.delta)
         repetitions = np.where(moments > 0, room / moments, -math.inf)
         best = int(np.argmax(np.nan_to_num(repetitions, nan=-math.inf)))
         distance = np.abs(np.arange(len(POSITIVE_ORDERS)) - best)
         shares: Floats = np.where(distance == 0, 0.0, np.maximum(distance, 1.0) ** -2)
-        weights: Floats = (1.0 - _LIKELY) * shares / shares.sum()
-        weights[best] = _LIKELY
+        weights: Floats = (1.0 - _MAIN_WEIGHT) * shares / shares.sum()
+        weights[best] = _MAIN_WEIGHT
         return np.log(weights)
 
     def _compute_first_moments(self) -> Floats:
-        """Return the largest moments of the first releases, each of all examples."""
+        """Return the log moments of the first releases as if each used all examples.
+
+        The largest over the parts, for every positive order.
+        """
         found: list[Floats] = []
 
         def collect_moments(steps: pld.Steps, delta: float) -> float:

@@ -5,15 +5,15 @@ examples apart, and `clipped_sum` bounds their sum.
 
 Formal guarantees
 -----------------
-- Exchanging one example of a batch for any other moves the sum, as the floating-point
-  numbers that it is, by at most 2C, and leaving its place empty moves it by at most C,
+- Replacing one example of a batch changes the sum by at most 2C, and removing it (its
+  place stays, empty) by at most C. This holds for the sums as floating-point numbers,
   whatever the weights and the other examples are (`clipped_sum` has the proof).
 - No example's contribution depends on another example, of this batch or of an earlier
   one (`backward`).
 - An example that the model or the loss cannot take, or whose loss or gradient is not
-  finite, contributes zero, and the others contribute what they would without it:
-  nothing is computed again (`total_functions`).
-- How a batch is computed depends on types and shapes alone.
+  finite, contributes zero, and the others contribute what they would without it
+  (`total_functions`); nothing is computed twice.
+- The way in which a batch is computed depends on dtypes and shapes alone.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ from flwr_safedshb.privacy.plan import Clipping
 
 __all__ = ["ClippedGradients", "Loss", "UnsupportedModelError", "check_model"]
 
-# Elements of examples' gradients that are held at a time: 512 and 16 MiB of float32.
-MAX_HELD: dict[Clipping, int] = {"per-example": 2**27, "ghost": 2**22}
+# The most elements of per-example gradients in memory at a time: 512 and 16 MiB of
+# float32.
+MAX_HELD_ELEMENTS: dict[Clipping, int] = {"per-example": 2**27, "ghost": 2**22}
 
 
 class ClippedGradients:
@@ -71,8 +72,8 @@ class ClippedGradients:
     clip_norm : float
         C.
     clipping : {"per-example", "ghost"}
-        How much memory per-example gradients may take (`MAX_HELD`) where they must be
-        formed. With less memory, fewer examples are worked on at a time.
+        How much memory per-example gradients may take (`MAX_HELD_ELEMENTS`) where
+        they must be formed. With less memory, the chunks of a batch are smaller.
 
     Attributes
     ----------
@@ -93,15 +94,16 @@ class ClippedGradients:
             raise ValueError(
                 f"clip_norm={clip_norm} must lie in [{MIN_CLIP:.1g}, {MAX_CLIP:.1g}]"
             )
-        if clipping not in MAX_HELD:
+        if clipping not in MAX_HELD_ELEMENTS:
             raise ValueError(f"clipping={clipping!r}: use 'per-example' or 'ghost'")
         check_model(model)
         self.model, self.clip_norm, self.clipping = model, clip_norm, clipping
         self._loss = PerExampleLoss(loss)
-        # Where the parameters are: to search the model in every step takes longer than
-        # a small one's gradients, and to keep them would miss one that is replaced.
+        # The owner and the name of each parameter. Searching the model in every step is
+        # slower than the gradients of a small one, and a kept list of parameters would
+        # miss one that is replaced.
         paths = [name.rpartition(".") for name, _ in model.named_parameters()]
-        self._homes = [(model.get_submodule(path), name) for path, _, name in paths]
+        self._owners = [(model.get_submodule(path), name) for path, _, name in paths]
         self.size = sum(p.numel() for p in self.trained)
         small = self.size <= self.max_float64_size
         wide = small or any(p.dtype == torch.float64 for p in self.trained)
@@ -115,21 +117,20 @@ class ClippedGradients:
         return [p for p in self._list_parameters() if p.requires_grad]
 
     def _list_parameters(self) -> list[nn.Parameter]:
-        found = [layer._parameters[name] for layer, name in self._homes]
+        found = [layer._parameters[name] for layer, name in self._owners]
         return cast(list[nn.Parameter], found)
 
     @property
     def isolation(self) -> str:
-        """How examples are kept apart, for people; empty before `prepare`."""
+        """A description of how examples are kept apart; empty before `prepare`."""
         found = [backward.description for backward in self._backwards.values()]
         return ", ".join(dict.fromkeys(found))
 
     def prepare(self, inputs: Batch, targets: Batch) -> PerExampleBackward:
-        """Choose, with made-up examples, how to keep examples like these apart.
+        """Choose how to keep examples of these shapes and dtypes apart.
 
-        A call does so by itself. Done beforehand, a model that cannot be trained is
-        refused before anything is charged. Only shapes and types of the examples
-        matter.
+        The choice is tested on synthetic examples. A call prepares by itself. Done
+        earlier, this refuses a model that cannot be trained before anything is charged.
 
         Raises
         ------
@@ -182,7 +183,7 @@ class ClippedGradients:
             One group after the other.
         groups : int
         usable : Tensor of bool, shape (groups * k,), optional
-            False for empty places: what stands there contributes zero.
+            False for places that count as empty: they contribute zero.
 
         Returns
         -------
@@ -202,7 +203,7 @@ class ClippedGradients:
             return self._sum_in_chunks(backward, batch, groups, usable)
 
     def _load_weights(self, backward: PerExampleBackward) -> None:
-        """Give a pass the model's current weights."""
+        """Load the model's current weights and buffers into the backward pass."""
         for own, given in zip(
             backward.parameters, self._list_parameters(), strict=True
         ):
@@ -219,10 +220,10 @@ class ClippedGradients:
         groups: int,
         usable: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Sum the groups at once, or each in chunks where they take too much memory."""
+        """Sum all groups at once, or each in chunks if they exceed the memory limit."""
         inputs, targets = batch
         held = backward.elements_per_example
-        max_count = max(1, MAX_HELD[self.clipping] // max(1, held))
+        max_count = max(1, MAX_HELD_ELEMENTS[self.clipping] // max(1, held))
         count = count_examples(targets)
         each = count // groups
         if count <= max_count:
@@ -244,7 +245,7 @@ class ClippedGradients:
         usable: torch.Tensor | None,
         total_count: int,
     ) -> torch.Tensor:
-        """Sum groups of one shape, (groups, k), which are parts of `total_count`."""
+        """Sum chunks of shape (groups, k); each is part of a group of `total_count`."""
         parts, losses = backward.run(*chunk)
         if not math.isfinite(losses.sum()):
             finite = losses.isfinite()
@@ -262,8 +263,8 @@ class ClippedGradients:
         )
 
     def _log_infinite(self, finite: torch.Tensor, usable: torch.Tensor | None) -> None:
-        """Log on this node that examples have no finite loss, once."""
-        lost = ~finite if usable is None else usable & ~finite
-        if not self._logged and (count := int(lost.sum())):
+        """Log once, on this node, how many examples have no finite loss."""
+        infinite = ~finite if usable is None else usable & ~finite
+        if not self._logged and (count := int(infinite.sum())):
             self._logged = True
             log_unusable(count, ArithmeticError("the loss is not finite"))

@@ -1,9 +1,9 @@
-"""Which histories a ledger's budget admits, and what they cost.
+"""Decide which charges a ledger's budget admits, and compute their epsilon.
 
 Formal guarantee
 ----------------
-A ledger whose limit is (E, delta) releases with (E, delta)-DP, whoever chooses the
-plans of its charges and by whatever was released before.
+A node that charges a ledger with the limit (E, delta) releases with (E, delta)-DP, even
+if the plans of its charges are chosen adaptively, after looking at earlier releases.
 
 1. A *block* is a list of plans and numbers of steps that is fixed before the first
    release. Within it releases may come in any order that is chosen as they come, and
@@ -16,8 +16,8 @@ plans of its charges and by whatever was released before.
    product does not depend on the order. To stop early is to forget the rest.
 2. The *first block* is what was committed before the first charge, or else the first
    charge itself. It is admitted if its PLD epsilon is at most E.
-3. Whatever leaves the first block is chosen by looking at releases, and no PLD holds
-   for it. It is admitted only if a Renyi filter (`accounting.renyi_filter`) passes
+3. A charge beyond the first block may be chosen by looking at releases, and then no PLD
+   bounds it. It is admitted only if a Renyi filter (`accounting.renyi_filter`) passes
    twice: for the first block whole, and for all that has been charged.
 4. These two ways must not be mixed: if one path spent all of delta on a PLD, and
    another, which left early, all of it on the filter, the two would add up. They are
@@ -42,13 +42,13 @@ from flwr_safedshb.privacy.accounting.renyi_filter import RenyiFilter
 from flwr_safedshb.privacy.ledger.history import Block, Totals, is_within
 from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan, PrivacyStatement
 
-# Steps that are looked ahead, so that not every charge needs the accountant.
+# The accountant admits so many further steps at once, so that few charges need it.
 _AHEAD = 64
 
 
 @dataclass(frozen=True)
 class AdmissionRule:
-    """What a budget admits after its first block; every plan is in its unit.
+    """Admit charges after a given first block; all plans are in the ledger's unit.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class AdmissionRule:
     unit: Adjacency
 
     def state_epsilon(self, charged: Totals) -> PrivacyStatement:
-        """State what a history costs: the first block whole, or past it all charges."""
+        """State the epsilon of the first block, or beyond it that of all charges."""
         if is_within(charged, dict(self.first)):
             found = accountant.state_epsilon(self.first, self.delta, self.unit)
             return replace(found, steps=sum(charged.values()))
@@ -78,20 +78,20 @@ class AdmissionRule:
         return accountant.make_statement(epsilon, charges, self.delta, self.unit, name)
 
     def admits_within_first(self, charged: Totals) -> bool:
-        """Return whether charges are within a first block that fits as a whole."""
+        """Return whether the charges are in the first block and that block fits."""
         return is_within(charged, dict(self.first)) and self._first_fits
 
     def find_max_steps(self, plan: PrivacyPlan, charged: Totals, hint: int) -> int:
-        """Return how many steps of a plan the filter admits beside other charges.
+        """Return how many steps of a plan the filter admits with the other charges.
 
         Parameters
         ----------
         plan : PrivacyPlan
         charged : dict of PrivacyPlan to int
-            The entry of `plan` does not count.
+            All charges so far; the entry of `plan` is ignored.
         hint : int
-            A number of steps that is tried first, and a few more. If they fit, they
-            are returned, though more may fit.
+            A number of steps to try first, with some more added. If they fit, that
+            number is returned, though more may fit.
         """
         others = {each: steps for each, steps in charged.items() if each != plan}
         first, most = dict(self.first), MAX_STEPS

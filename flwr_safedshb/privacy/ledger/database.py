@@ -1,4 +1,4 @@
-"""The SQLite file of a ledger: how it is made, opened, locked, and refused.
+"""Create, open and lock the SQLite file of a ledger, and explain its errors.
 
 A rollback journal and ``synchronous=EXTRA`` were chosen over the faster write-ahead
 log, because then the file alone is the whole ledger whenever nobody is writing: a copy
@@ -18,7 +18,7 @@ from time import monotonic, sleep
 
 from flwr_safedshb.atomic_io import sync_folder
 
-# What a ledger file says of itself; the first is "SDHB".
+# Pragmas that identify a ledger file; application_id is "SDHB" in ASCII.
 MARKS = {"application_id": 0x53444842, "user_version": 2, "journal_mode": "delete"}
 _SCHEMA = """
 CREATE TABLE ledger (
@@ -51,10 +51,10 @@ class LedgerCorrupted(LedgerError):  # noqa: N818  # what happened, as in Budget
 def create_database(
     path: Path, max_epsilon: float, delta: float, unit: str, head: bytes
 ) -> None:
-    """Make an empty ledger at ``path``, completely or not at all.
+    """Create an empty ledger at ``path`` atomically.
 
-    ``head`` is the hash that the first entry continues. Does nothing if another
-    process was faster.
+    ``head`` is the hash before the first entry. If another process has created the
+    ledger meanwhile, this one changes nothing.
     """
     path = Path(os.path.realpath(path))
     if Path(f"{path}-journal").exists():
@@ -83,7 +83,8 @@ def create_database(
         with suppress(FileExistsError):
             os.link(name, path)  # unlike a rename, never replaces a ledger
             logging.getLogger(__name__).warning(
-                "new privacy ledger %s: nothing spent so far is known to it", path
+                "new privacy ledger %s: earlier releases of these data are not in it",
+                path,
             )
     except sqlite3.Error as error:
         raise explain_error(path, error) from error
@@ -94,8 +95,7 @@ def create_database(
 
 def open_database(path: Path) -> sqlite3.Connection:
     """Open an existing ledger file."""
-    # Checked by name only: opening and closing the file here would drop the locks that
-    # this process has on it.
+    # By name only: closing a file drops all locks that the process has on it.
     if not path.is_file():
         raise LedgerError(f"there is no ledger {path}; it was removed, or never made")
     if path.stat().st_size == 0:
@@ -142,7 +142,7 @@ def begin_transaction(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def make_damage_error(path: Path, reason: str) -> LedgerCorrupted:
-    """Return the refusal of a file that cannot be trusted."""
+    """Return the error for a file that cannot be trusted."""
     return LedgerCorrupted(
         f"the ledger {path} is refused: {reason}. What was spent is no longer certain: "
         "restore the newest intact copy, or give up the budget it stood for"
@@ -160,7 +160,7 @@ _REMEDIES = {
 
 
 def explain_error(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> LedgerError:
-    """Turn SQLite's error into one that names the remedy."""
+    """Return a LedgerError for SQLite's error, with the remedy."""
     # Extended names have one more word: SQLITE_IOERR_WRITE.
     name = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
     if name in _DAMAGE:

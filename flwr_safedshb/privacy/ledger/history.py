@@ -1,4 +1,4 @@
-"""The entries of a ledger added up: all that its epsilon depends on."""
+"""The entries of a ledger, summed by plan: all that its epsilon depends on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 from flwr_safedshb.privacy.plan import PrivacyPlan
 
 Kind = Literal["commit", "charge"]
-# Plans, and at most how many steps of each.
+# Plans, and the most steps of each.
 Block = Sequence[tuple[PrivacyPlan, int]]
 # Steps of plans that are accounted in the ledger's unit.
 Totals = dict[PrivacyPlan, int]
@@ -17,7 +17,7 @@ Totals = dict[PrivacyPlan, int]
 
 @dataclass
 class History:
-    """The entries of a ledger, added up.
+    """The entries of a ledger, summed by plan.
 
     Attributes
     ----------

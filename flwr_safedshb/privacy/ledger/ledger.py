@@ -58,8 +58,8 @@ __all__ = [
     "LedgerError",
 ]
 
-# Attempts after which accounting is done while other processes wait.
-_PATIENCE = 2
+# After so many attempts, accounting is done while the file is locked.
+_MAX_UNLOCKED_ATTEMPTS = 2
 
 
 class BudgetExhausted(RuntimeError):  # noqa: N818  # the name users wait for
@@ -78,7 +78,7 @@ class Charge:
 
 @dataclass(frozen=True)
 class Admissible:
-    """Charges that fit together after a first block; fewer fit, too."""
+    """Charges known to fit the budget after a first block; any subset fits, too."""
 
     first: Totals = field(default_factory=dict)
     charged: Totals = field(default_factory=dict)
@@ -102,9 +102,9 @@ class Ledger:
     delta : float, optional
         For an existing ledger it must be the one that it was created with.
     unit : {"replace-one", "add-remove"}, optional
-        The unit of privacy: by how many examples neighbouring datasets differ, and how.
-        By default replace-one; for an existing ledger it must be its own. No run
-        chooses it: plans of another adjacency are accounted in the ledger's unit.
+        The unit of privacy: how neighbouring datasets differ. By default replace-one;
+        for an existing ledger it must be the ledger's own. A run cannot choose it:
+        plans of another adjacency are accounted in the ledger's unit.
 
     Attributes
     ----------
@@ -171,13 +171,13 @@ class Ledger:
         self._file.close()
 
     def charge(self, plan: PrivacyPlan, steps: int = 1, run: str | int = "") -> None:
-        """Charge ``steps`` releases under ``plan``; on disk when this returns.
+        """Charge ``steps`` releases under ``plan``; the charge is on disk on return.
 
         Raises
         ------
         ValueError
-            If `run` is not a plain name: it is kept for the ledger's life. Or if the
-            plan's sampler has no accountant for the ledger's unit.
+            If `run` is not a safe name, because it is kept for the ledger's life, or if
+            the plan's sampler has no accountant for the ledger's unit.
         BudgetExhausted
             If all charges together would exceed ``max_epsilon``; none is made.
         LedgerError
@@ -192,13 +192,13 @@ class Ledger:
                 first = {**history.first} or {same: steps}
                 charged = {**history.charged}
                 charged[same] = charged.get(same, 0) + steps
-                if attempt >= _PATIENCE:
+                if attempt >= _MAX_UNLOCKED_ATTEMPTS:
                     admissible = self._look_ahead(same, first, charged)
                 if admissible.covers(first, charged):
                     self._file.append("charge", plan, steps, name)
                     return
-            # Seconds of accounting, so not while others wait for the file; if they
-            # change the history meanwhile, the next attempt notices.
+            # Accounting takes seconds, so the file is not locked. If another process
+            # changes the history meanwhile, the next attempt notices.
             admissible = self._look_ahead(same, first, charged)
             if not admissible.covers(first, charged):
                 raise BudgetExhausted(
@@ -208,20 +208,20 @@ class Ledger:
                 )
 
     def commit(self, block: Block, run: str | int = "") -> None:
-        """Commit a run to plans and their most steps, before its first release.
+        """Commit a run to plans and the most steps of each, before its first release.
 
         The first commitment of a ledger, if nothing was charged before it, is accounted
-        whole, by its privacy loss distribution: charges of plans that cost the same are
-        then paid for, whatever their order and run. One that is larger than the budget
-        is cut to the largest share that fits. Any later commitment says only what its
-        run is to cost alone. A run that has an entry already is committed no more.
+        as a whole by its privacy loss distribution. It then covers charges of plans
+        with the same cost, in any order and by any run. A commitment that exceeds the
+        budget is cut to the largest share that fits. A later commitment only states the
+        cost of its run alone. A run that has an entry already is not committed again.
 
         Parameters
         ----------
         block : sequence of (PrivacyPlan, int)
-            Plans, and at most how many steps of each; 0 for none.
+            Plans, and the most steps of each; 0 for none.
         run : str or int
-            A plain name.
+            A safe name.
 
         Raises
         ------
@@ -237,8 +237,8 @@ class Ledger:
             convert_to_unit(plan, self.unit)
         first, _ = self._add_up_entries(None)
         if first and not any(n and self.steps_left(plan) > 0 for plan, n in wanted):
-            return  # or a server could fill the file of a ledger that is spent
-        # Seconds of accounting, so not while others wait for the file.
+            return  # otherwise a server could fill the file of a spent ledger
+        # Accounting takes seconds, so the file is not locked.
         cut = wanted if first else self._shrink(wanted)
         with self._file.transaction() as history:
             if name in history.runs:
@@ -259,21 +259,21 @@ class Ledger:
             )
 
     def epsilon(self, run: str | int | None = None) -> float:
-        """Return the epsilon of everything so far, or of one run alone.
+        """Return the epsilon of all charges so far, or of one run alone.
 
-        Within the first commitment it is that of the commitment, used or not; past it,
-        that of all charges by a Renyi filter. A run alone is accounted in the same way,
-        by its own commitment.
+        Within the first commitment it is the epsilon of the whole commitment, used or
+        not; beyond it, that of all charges by a Renyi filter. A run alone is accounted
+        in the same way, by its own commitment.
         """
         return self.statement(run).epsilon
 
     def statement(self, run: str | int | None = None) -> PrivacyStatement:
-        """State `epsilon`, with the mechanism and the unit that it is true for."""
+        """Return `epsilon` as a statement with its mechanism and unit."""
         first, charged = self._add_up_entries(run)
         return self._make_rule(first).state_epsilon(charged)
 
     def steps_left(self, plan: PrivacyPlan) -> int:
-        """Count the further steps of ``plan`` that fit; before any, as the first."""
+        """Count the further steps of ``plan`` that fit the budget."""
         plan = convert_to_unit(plan, self.unit)
         first, charged = self._add_up_entries(None)
         if first:
@@ -286,11 +286,11 @@ class Ledger:
         return [Charge(*entry) for entry in self._file.list_entries("charge")]
 
     def commitments(self) -> list[Charge]:
-        """Return what runs were committed to, oldest first."""
+        """Return every commitment, oldest first."""
         return [Charge(*entry) for entry in self._file.list_entries("commit")]
 
     def _add_up_entries(self, run: str | int | None) -> tuple[Totals, Totals]:
-        """Return the first block and all charges, of everything or of one run."""
+        """Return the first block and the total charges, of all runs or of one."""
         if run is None:
             with self._file.transaction() as history:
                 return {**history.first}, {**history.charged}
@@ -305,7 +305,7 @@ class Ledger:
     def _look_ahead(
         self, plan: PrivacyPlan, first: Totals, charged: Totals
     ) -> Admissible:
-        """Find and remember charges that fit: these, with more of ``plan``."""
+        """Find charges that fit, these and more steps of ``plan``, and cache them."""
         rule = self._make_rule(first)
         if rule.admits_within_first(charged):
             self._admissible = Admissible(first, first)

@@ -1,16 +1,16 @@
-"""The entries in a ledger file, and how one more gets there.
+"""Read, verify and append the entries of a ledger file.
 
-An entry is a charge, or a commitment to charges. Entries are only ever added. Each
-carries a SHA-256 of itself and of the entry before it, the first one of the limits and
-the unit, and the newest hash is repeated in a row of its own, so a lost, changed or
-reordered entry shows. (These hashes guard against accidents: whoever may write the file
-can compute them, too.)
+An entry is a charge or a commitment. The entries are append-only and form a hash chain:
+each has a SHA-256 of itself and of the hash before it; the chain starts from the limits
+and the unit; and the newest hash is repeated in a row of its own. So a lost, changed or
+reordered entry is detected. (The chain guards against accidents, not against a person
+who can write the file and compute the hashes.)
 
 Formal guarantees
 -----------------
-- When a transaction ends without an error, its entries are on disk: a crash, a kill or
-  a power cut at any moment may waste budget, and never hides a release.
-- One process at a time is in a transaction, and it sees every entry before its own.
+- When a transaction ends without an error, its entries are on disk. A crash, a kill or
+  a power cut at any moment may waste budget but never loses the charge of a release.
+- Transactions are exclusive, and each sees all entries of those before it.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from flwr_safedshb.privacy.ledger.database import (
 from flwr_safedshb.privacy.ledger.history import History, Kind
 from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan
 
-# Connections of a parent process: using or closing them in a child would break locks.
+# Connections of a parent process, kept open: closing one in a child would break locks.
 _inherited: list[sqlite3.Connection] = []
 
-# A ledger has many charges of few plans.
+# Cached, because a ledger has many charges of few plans.
 parse_plan = lru_cache(maxsize=1024)(PrivacyPlan.from_json)
 _write_plan = lru_cache(maxsize=1024)(PrivacyPlan.to_json)
 convert_to_unit = lru_cache(maxsize=1024)(PrivacyPlan.convert_to_unit)
 
 
 class LedgerFile:
-    """An existing ledger file, verified when it is opened and whenever it has changed.
+    """An existing ledger file; it is verified when opened and whenever it has changed.
 
     Attributes
     ----------
@@ -90,20 +90,20 @@ class LedgerFile:
 
     @property
     def runs(self) -> set[str]:
-        """Runs that had an entry when the file was read last; entries never go away."""
+        """The runs that had an entry when the file was last read."""
         return self._known.runs
 
     @contextmanager
     def transaction(self) -> Iterator[History]:
-        """Lock the file and yield its entries; on success everything is on disk.
+        """Lock the file and yield its history; on success all entries are on disk.
 
-        What is appended inside the block is added to the history after it.
+        Entries appended inside the block are added to the history after it.
         """
         with self._lock_file() as connection:
             yield self._read_entries(connection)
 
     def append(self, kind: Kind, plan: PrivacyPlan, steps: int, run: str) -> None:
-        """Add an entry, inside a transaction; on disk once that has ended."""
+        """Append an entry, inside a transaction."""
         connection = self._open()
         count = self._known.count + len(self._appended) + 1
         head = self._appended[-1][-1] if self._appended else self._known.head
@@ -162,11 +162,11 @@ class LedgerFile:
                 self._known.add_entry(*entry)
 
     def _read_entries(self, connection: sqlite3.Connection) -> History:
-        """Return all entries, added up; verify those not seen before.
+        """Return the history of all entries, after verifying the new ones.
 
-        If anybody else has written to the file, verify all of them: it may be damaged.
+        If somebody else has written to the file, verify all entries.
         """
-        # Entries once seen must stay, so this object also notices a file rolled back.
+        # Entries seen earlier must still be there: this detects a file rolled back.
         known = self._known
         read = History(0, self._genesis) if self._disturbed else known
         rows = connection.execute(
@@ -194,7 +194,7 @@ class LedgerFile:
     def _parse_entry(
         self, number: int, kind: str, text: str, steps: int
     ) -> PrivacyPlan:
-        """Return the plan of an entry, or refuse the ledger: the entry counts."""
+        """Return the plan of an entry; refuse the ledger if it has no valid one."""
         try:
             if not check_steps(steps):
                 raise ValueError("steps=0 must be at least 1")
@@ -204,8 +204,8 @@ class LedgerFile:
         except (TypeError, ValueError) as error:
             raise LedgerError(
                 f"the ledger {self.path} has an entry, number {number}, that cannot be "
-                f"accounted for: {error}; install what wrote it, or take no further "
-                "part with these data"
+                f"accounted for: {error}; install the version that wrote it, or stop "
+                "using these data"
             ) from error
 
     def _forget_parent(self) -> None:
@@ -221,7 +221,7 @@ class LedgerFile:
         return self._connection
 
     def _get_state(self) -> tuple[int, int]:
-        """Return what changes whenever somebody writes to the file."""
+        """Return the file's modification time and size; every write changes them."""
         about = self.path.stat() if self.path.exists() else None
         return (about.st_mtime_ns, about.st_size) if about else (0, 0)
 

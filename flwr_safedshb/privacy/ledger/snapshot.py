@@ -1,4 +1,4 @@
-"""Read a ledger without touching its file, or the files beside it."""
+"""Read a ledger from a copy, without touching its file or its journal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def open_snapshot(path: Path) -> Iterator[Ledger]:
 
 
 def open_copy(path: Path, copy: Path) -> Ledger:
-    """Copy the ledger at `path` to `copy`, and open that."""
+    """Copy the ledger at `path` to `copy`, and open the copy."""
     if not path.is_file():
         raise LedgerError(f"there is no ledger {path}")
     _copy_database(path, copy)
@@ -43,7 +43,7 @@ def open_copy(path: Path, copy: Path) -> Ledger:
 
 
 def _copy_database(path: Path, copy: Path) -> None:
-    """Copy what is committed, also while others write."""
+    """Copy the committed transactions of a database, also while others write."""
     uri = f"{path.absolute().as_uri()}?mode=ro"
     try:
         with (
@@ -54,8 +54,8 @@ def _copy_database(path: Path, copy: Path) -> None:
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorname", "") != "SQLITE_READONLY_ROLLBACK":
             raise explain_error(path, error) from error
-        # A writer died halfway and nobody holds the file. Opening the copy rolls back
-        # what it left; the next charge does so in the file itself.
+        # A writer died inside a transaction. Opening the copy rolls it back there; the
+        # next charge rolls it back in the file itself.
         shutil.copyfile(path, copy)
         journal = path.with_name(f"{path.name}-journal")
         shutil.copyfile(journal, copy.with_name(journal.name))

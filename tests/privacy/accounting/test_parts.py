@@ -156,7 +156,7 @@ def test_noise_is_found_beside_evaluations() -> None:
         2.0, DELTA, 400, clip_norm=1.0, batch_size=25, num_examples=500, beside=beside
     )
     assert 1.98 <= compute_epsilon([(plan, 400), *beside], DELTA) <= 2.0
-    with pytest.raises(ValueError, match="is spent by what is released beside"):
+    with pytest.raises(ValueError, match="is spent by the other releases"):
         PrivacyPlan.calibrate(
             1.0, DELTA, 400, clip_norm=1.0, batch_size=25, num_examples=500,
             beside=[(replace(EVALUATE, noise_multiplier=1.0), 20)],

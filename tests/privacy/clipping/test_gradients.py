@@ -411,7 +411,9 @@ def test_what_is_held_is_bounded_and_chunks_add_up(
         return run(inputs, targets)
 
     monkeypatch.setattr(path, "run", spy)
-    monkeypatch.setitem(gradients.MAX_HELD, clipping, 3 * path.elements_per_example + 1)
+    monkeypatch.setitem(
+        gradients.MAX_HELD_ELEMENTS, clipping, 3 * path.elements_per_example + 1
+    )
     assert_close(total(inputs, targets), whole, 1e-6)
     assert asked == [3, 3, 1]
 

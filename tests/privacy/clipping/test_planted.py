@@ -178,7 +178,7 @@ def whole() -> float:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sums, "lower_clip_norm", seen)
-        patch.setitem(gradients.MAX_HELD, "ghost", 1)
+        patch.setitem(gradients.MAX_HELD_ELEMENTS, "ghost", 1)
         layer = nn.Linear(6, 3)
         clipped = ClippedGradients(layer, cross_entropy, 1.0, "ghost")
         clipped.prepare(torch.randn(7, 6), torch.zeros(7, dtype=torch.int64))

@@ -189,7 +189,7 @@ def test_missing_file_is_made_only_with_both_limits(
             Ledger(path, **limits)  # type: ignore[arg-type]
     assert not path.exists()
     Ledger(path, 1.0, DELTA)
-    assert "nothing spent so far is known" in caplog.text
+    assert "earlier releases of these data are not in it" in caplog.text
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
