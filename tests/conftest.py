@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import flwr.common  # noqa: F401  # which sets up the logger
 import pytest
 import torch
 from hypothesis import settings
@@ -51,14 +52,15 @@ def real_phishing() -> Path:
     return file
 
 
+_LOGGER = logging.getLogger("flwr")
+_LOG_STATE = _LOGGER.level, _LOGGER.disabled, _LOGGER.propagate
+
+
 @pytest.fixture(autouse=True)
-def flowers_log_as_it_was() -> Iterator[None]:
-    """Let no command that a test runs in this process silence the log of the next."""
-    logger = logging.getLogger("flwr")
-    before = logger.level, logger.disabled, logger.propagate
-    yield
-    level, logger.disabled, logger.propagate = before
-    logger.setLevel(level)
+def flowers_log_as_it_was() -> None:
+    """Undo what a command, in a test or a fixture of any scope, did to Flower's log."""
+    level, _LOGGER.disabled, _LOGGER.propagate = _LOG_STATE
+    _LOGGER.setLevel(level)
 
 
 @pytest.fixture

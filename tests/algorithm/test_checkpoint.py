@@ -305,7 +305,7 @@ SCRIPT = """
     import numpy as np, torch
     from flwr.app import ArrayRecord
     from flwr_safedshb.client import SafeDSHBClient
-from flwr_safedshb.app import client_app
+    from flwr_safedshb.app import client_app
     from flwr_safedshb.simulation.in_process import InProcessGrid
     from flwr_safedshb.privacy.randomness.noise import SeededRandomness
     from flwr_safedshb.privacy.plan import PrivacyPlan

@@ -1,5 +1,6 @@
 """A metric of a round is in every report by its name alone."""
 
+import math
 import re
 
 import pytest
@@ -49,7 +50,8 @@ def test_a_new_metric_of_a_round_reaches_the_report(
 
     def add_metric(*given: object) -> algorithm_round.Metrics:
         found = plain(*given)  # type: ignore[arg-type]
-        return {**found, "twice-lambda-max": 2 * found["lambda-max"]}
+        twice = 2 * found["lambda-max"]
+        return {**found, "twice-lambda-max": twice, "unbounded": math.inf}
 
     monkeypatch.setattr(algorithm_round, "_rule_metrics", add_metric)
     chosen = ["steps=3", "data.num_examples=800"]
@@ -57,4 +59,5 @@ def test_a_new_metric_of_a_round_reaches_the_report(
     metrics = found["rounds"]["metrics"]
     twice = [2 * value for value in metrics["lambda-max"] if value is not None]
     assert metrics["twice-lambda-max"] == twice
+    assert metrics["unbounded"] == [None] * 3
     assert "twice-lambda-max" in cells(run_page(found))
