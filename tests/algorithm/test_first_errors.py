@@ -136,7 +136,7 @@ ERRORS: dict[str, tuple[object, dict[str, Any], str, str]] = {
         (INPUTS, LABELS),
         {"model": Two()},
         "the model returns a tuple",
-        r"choose from it .*o\[0\]",
+        r"select the tensor .*o\[0\]",
     ),
     "an axis too few": (
         (INPUTS, LABELS.float()),
