@@ -63,7 +63,9 @@ def test_a_node_that_always_refuses_costs_the_others_one_step_at_n_3(
     checkpoint = tmp_path / "run.npz"
     strategy = SafeDSHB(SMEA(), 1, checkpoint=checkpoint)
     caplog.set_level(logging.WARNING, "flwr")
-    with pytest.raises(NothingTrainedError, match="all 12 rounds were skipped") as raised:
+    with pytest.raises(
+        NothingTrainedError, match="all 12 rounds were skipped"
+    ) as raised:
         strategy.start(grid, ArrayRecord([*THETA]), ROUNDS)
     assert charges(tmp_path, 3) == [1, 1]
     assert "12 of 12 rounds were skipped" in caplog.messages[-1]
