@@ -67,6 +67,10 @@ from .privacy.randomness.noise import (
 from .legacy_api import ClassicStrategy as ClassicStrategy
 from .algorithm.checkpoint import load_checkpoint as load_checkpoint
 from .algorithm.norm_bound import NormBound as NormBound
+from .algorithm.privacy_card import (
+    PrivacyCard as PrivacyCard,
+    privacy_card as privacy_card,
+)
 from .strategy import SafeDSHB as SafeDSHB
 from .theory import heterogeneity as heterogeneity
 

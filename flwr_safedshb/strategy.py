@@ -199,7 +199,8 @@ class SafeDSHB(FedAvg):
         """Run T = `num_rounds` rounds of Algorithm 1, or those that are left.
 
         Arguments and result are those of every Flower strategy; the result also lists
-        the skipped rounds. A resumed run continues its round numbers.
+        the skipped rounds and has the privacy card, which is written beside the
+        checkpoint. A resumed run continues its round numbers.
 
         Raises
         ------
@@ -231,6 +232,7 @@ class SafeDSHB(FedAvg):
             progress.evaluate_clientapp,
             progress.evaluate_serverapp,
             progress.skipped_rounds,
+            run.card,
         )
 
     def configure_train(

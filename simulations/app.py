@@ -8,12 +8,16 @@ engine cannot carry a run config.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
+from omegaconf import DictConfig
 
+from flwr_safedshb.algorithm.privacy_card import PrivacyCard, privacy_card
 from flwr_safedshb.app import client_app as private_client_app
 from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.simulation.adversarial import AdversarialGrid
@@ -31,6 +35,7 @@ from simulations.experiment import (
 )
 from simulations.models import evaluate_model, training_loss
 from simulations.overrides import check_plain
+from simulations.plans import make_plans, state_privacy
 
 OVERRIDES = "hydra-overrides"
 
@@ -78,7 +83,25 @@ def serve(overrides: str, grid: Grid) -> None:
         loss = training_loss(model, data.training, data.sizes, cfg.weight_decay)
         return MetricRecord({**evaluate_model(model, data.test), "training-loss": loss})
 
-    strategy.start(grid, initial, rounds, evaluate_fn=evaluate_fn)
+    result = strategy.start(grid, initial, rounds, evaluate_fn=evaluate_fn)
+    if result.card is not None and cfg.checkpoint is not None:
+        card = add_plan(result.card, cfg, data.sizes)
+        card.write(Path(cfg.checkpoint).with_suffix(".privacy"))
+
+
+def add_plan(card: PrivacyCard, cfg: DictConfig, sizes: Sequence[int]) -> PrivacyCard:
+    """Add to the card what only the experiment knows: its plans and its noise."""
+    plans = make_plans(cfg, min(sizes))
+    note: tuple[str, ...] = ()
+    if min(sizes) < max(sizes):
+        note = ("The plan is that of the node with the fewest examples.",)
+    return privacy_card(
+        card,
+        plans.training,
+        state_privacy(plans.charges, cfg.privacy.delta),
+        noise="seeded" if cfg.engine.seeded_noise else "secure",
+        not_covered=note,
+    )
 
 
 def make_client(overrides: str, context: Context) -> SafeDSHBClient:

@@ -146,7 +146,7 @@ def _run(cfg: DictConfig) -> int:
     )
     print(found["privacy"]["statement"])
     print(found["privacy"]["note"])
-    print(f"model: {model}; results and report beside it: .json, .html")
+    print(f"model: {model}; beside it: .json, .html, and .privacy.md, its privacy card")
     if "_target_" in cfg.logger:
         print(f"log: {log_run(instantiate(cfg.logger), found, model)}")
     return 0

@@ -5,9 +5,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result
+
+if TYPE_CHECKING:
+    from flwr_safedshb.algorithm.privacy_card import PrivacyCard
 
 History = dict[int, MetricRecord]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -106,15 +110,18 @@ class NothingTrainedError(RuntimeError):
 
 @dataclass(repr=False)
 class RunResult(Result):
-    """What `SafeDSHB.start` returns: Flower's `Result` and the skipped rounds.
+    """What `SafeDSHB.start` returns: Flower's `Result`, skipped rounds, privacy card.
 
     Attributes
     ----------
     skipped_rounds : list of int
         The rounds that took no step.
+    card : PrivacyCard or None
+        What is known about the privacy of the run; see `privacy_card`.
     """
 
     skipped_rounds: list[int] = field(default_factory=list)
+    card: PrivacyCard | None = None
 
     def __repr__(self) -> str:
         """Return Flower's text, followed by the skipped rounds."""

@@ -36,6 +36,7 @@ from flwr_safedshb.algorithm.plain_evaluation import (
     draw_evaluators,
     make_evaluation_content,
 )
+from flwr_safedshb.algorithm.privacy_card import PrivacyCard, make_card
 from flwr_safedshb.algorithm.privacy_report import log_privacy
 from flwr_safedshb.algorithm.private_evaluation import aggregate_evaluation
 from flwr_safedshb.algorithm.progress import NothingTrainedError, Progress, StopRun
@@ -86,6 +87,8 @@ class TrainingRun:
         unknown, as with Flower's legacy API, which asks for one round after another.
     rounds_done : int
         Rounds that were done before the run was resumed.
+    card : PrivacyCard or None
+        What is known about the privacy of the run, once it has ended.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class TrainingRun:
         self.progress: Progress | None = None
         self.num_rounds: int | None = None
         self.rounds_done = 0
+        self.card: PrivacyCard | None = None
         self._keys, self._strategy = keys, strategy
         self._sent: SentRound | None = None
         self._sent_evaluation: list[Message] | None = None
@@ -281,7 +285,7 @@ class TrainingRun:
         return metrics
 
     def finish(self) -> ArrayRecord:
-        """Save the run, log its privacy cost, and return its model.
+        """Save the run and its privacy card, and return its model.
 
         Raises
         ------
@@ -301,7 +305,11 @@ class TrainingRun:
             log(WARNING, text, skipped, rounds)
             if skipped == rounds:
                 raise NothingTrainedError(progress.train)
-        return select_output(progress, settings.output)
+        model = select_output(progress, settings.output)
+        self.card = make_card(progress, settings.aggregation, model)
+        if settings.checkpoint is not None:
+            self.card.write(Path(settings.checkpoint).with_suffix(".privacy"))
+        return model
 
     def _make_progress(
         self, num_rounds: int, arrays: ArrayRecord, identity: dict[str, object]
