@@ -192,12 +192,12 @@ def test_all_that_is_needed_at_run_time_is_pinned_and_is_what_runs() -> None:
 
 
 # The benchmarks' peers, which `make peers` installs; what is not there is left out.
-OPTIONAL = {"byzfl", "byzpy"}
+OPTIONAL = {"byzfl", "byzpy", "prometheus_client"}
 # Which lists of pyproject.toml each room may import from.
 ROOMS = {
-    "flwr_safedshb": ("compiled",),
+    "flwr_safedshb": ("compiled", "metrics"),
     "simulations": ("compiled", "simulation", "tensorboard"),
-    "tests": ("compiled", "simulation", "tensorboard", "docs", "dev"),
+    "tests": ("compiled", "metrics", "simulation", "tensorboard", "docs", "dev"),
 }
 
 
