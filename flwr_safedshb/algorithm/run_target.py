@@ -122,7 +122,7 @@ def _check_answers(target: PrivacyTarget, plan: PrivacyPlan, count: int) -> None
     spent = plan.epsilon(count, target.delta)
     if spent > target.epsilon:
         raise ValueError(
-            f"noise_multiplier={plan.noise_multiplier:g} of PrivateEvaluation costs the "
-            f"held-out examples epsilon={spent:.3g}, above the target of "
+            f"noise_multiplier={plan.noise_multiplier:g} of PrivateEvaluation costs "
+            f"the held-out examples epsilon={spent:.3g}, above the target of "
             f"{target.epsilon:g}; raise it, or leave it out to have it found"
         )

@@ -125,7 +125,7 @@ def test_a_plan_finds_no_noise_for_evaluations() -> None:
 
 def test_a_target_has_one_delta() -> None:
     assert make(node(), plan=TARGET, delta=1e-5).plan == TARGET.make_plan(20)
-    with pytest.raises(ValueError, match="delta=0.001 of the client and delta=1e-05"):
+    with pytest.raises(ValueError, match=r"delta=0.001 of the client and delta=1e-05"):
         make(node(), plan=TARGET, delta=1e-3)
 
 
