@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -92,7 +93,11 @@ def test_private_evaluations_are_within_the_target(held_out: int) -> None:
 def test_examples_read_one_by_one_pay_for_training_and_evaluation() -> None:
     items = [(torch.ones(3), 1.0)] * 20
     target = replace(TARGET, evaluations=4)
-    more = {"plan": target, "dataset": items, "like": (torch.ones(3), 1.0)}
+    more: dict[str, Any] = {
+        "plan": target,
+        "dataset": items,
+        "like": (torch.ones(3), 1.0),
+    }
     with pytest.raises(RefusedError, match="needs noise_multiplier where"):
         make(node(), evaluation=PrivateEvaluation(held_out=8), **more)
     evaluation = PrivateEvaluation(10.0, held_out=8)
