@@ -2,7 +2,7 @@
 
 For example:
   safedshb new my-app
-  cd my-app && pip install -e . && python simulate.py
+  cd my-app && python simulate.py
   flwr run . local --stream --federation-config "num-supernodes=5"
 
 The app has a model, a client, a server, and a README that says where to change what.
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
             text = source.read_text().replace(_TEMPLATE_NAME, name)
             path.write_text(text.replace("new_app", module))
             print(path)
-    print(f"\ncd {name} && pip install -e . && python simulate.py")
+    print(f"\ncd {name} && python simulate.py")
     return 0
 
 

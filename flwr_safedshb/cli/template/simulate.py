@@ -3,9 +3,10 @@
 import tomllib
 from pathlib import Path
 
-from flwr_safedshb import InProcessGrid
 from new_app.client_app import app as client
 from new_app.server_app import app as server
+
+from flwr_safedshb import InProcessGrid
 
 
 def main() -> None:

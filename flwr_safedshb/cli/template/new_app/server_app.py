@@ -27,4 +27,4 @@ def main(grid: Grid, context: Context) -> None:
     low, high = (found[f"median-node-accuracy-{end}"] for end in ("low", "high"))
     print(f"accuracy of the median node: {found['median-node-accuracy']:.2f}")
     print(f"95 % interval, whatever hostile nodes say: {low:.2f} to {high:.2f}")
-    torch.save(result.arrays.to_torch_state_dict(), "model.pt")
+    torch.save(result.arrays.to_torch_state_dict(), str(config["model"]))
