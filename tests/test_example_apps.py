@@ -114,22 +114,30 @@ def test_apps_of_both_kinds_run_on_flowers_simulation_engine(
     apps = [(app, form) for app in kinds for form in ("plain", "private")]
     runs = {PAIRS / app / form: config(app, form) for app, form in apps}
     started = new_app("my-app", tmp_path)
-    few: dict[str, object] = {"num_server_rounds": 2, "num_nodes": 3}
-    runs[started] = few | {"model": str(tmp_path / "new-private-ray")}
+    project = started / "pyproject.toml"
+    shorter = project.read_text().replace(
+        "num-server-rounds = 40", "num-server-rounds = 2"
+    )
+    project.write_text(shorter.replace("num-nodes = 5", "num-nodes = 3"))
+    runs[started] = {"model": str(tmp_path / "new-private-ray")}
     run_on_ray(runs, 3, tmp_path / "current")
     found = progress(caplog)
     for app in kinds:
         run_app(PAIRS / app / "private", 3, **config(app, "private", "here"))
     assert progress(caplog) == [*found, *found[2:]]
-    run_app(started, 3, **few, model=str(tmp_path / "new-private-here"))
+    run_app(started, 3, model=str(tmp_path / "new-private-here"))
     assert accuracy_in(found[1]) > 0.8
     # Chance is a third.
     assert accuracy(PAIRS / "torch" / "plain", tmp_path / "torch-plain-ray") > 0.6
-    for app in ("torch", "new"):
-        ray, here = (
-            torch.load(tmp_path / f"{app}-private-{place}") for place in ("ray", "here")
-        )
-        assert all(torch.equal(ray[name], here[name]) for name in ray | here)
+    ray, here = (
+        torch.load(tmp_path / f"torch-private-{place}") for place in ("ray", "here")
+    )
+    assert all(torch.equal(ray[name], here[name]) for name in ray | here)
+    # Its batches are so large that threads, of which a worker has fewer, share one.
+    ray, here = (
+        torch.load(tmp_path / f"new-private-{place}") for place in ("ray", "here")
+    )
+    torch.testing.assert_close(ray, here)
 
 
 @pytest.mark.federation
