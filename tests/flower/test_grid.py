@@ -138,7 +138,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         monkeypatch.setattr(time, "sleep", self._sleep)
-        monkeypatch.setattr(grids.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
 
     def _sleep(self, seconds: float) -> None:
         self.now += seconds
