@@ -427,6 +427,7 @@ def test_nodes_that_come_late_are_waited_for(
         ),
         ({"participation_confidence": 1.0}, "confidence=1.0"),
         ({"node_timeout": -1.0}, "node_timeout=-1.0"),
+        ({"straggler_grace": -1.0}, "straggler_grace=-1.0"),
         ({"checkpoint_every": 0}, "checkpoint_every=0"),
     ],
 )

@@ -82,6 +82,7 @@ class StrategySettings:
     min_available_nodes: int | None = field(default=None, metadata=_CHANGEABLE)
     node_timeout: float = field(default=600.0, metadata=_CHANGEABLE)
     give_up_after: float = field(default=3600.0, metadata=_CHANGEABLE)
+    straggler_grace: float = field(default=60.0, metadata=_CHANGEABLE)
     authenticated_nodes: bool = field(default=False, metadata=_CHANGEABLE)
     checkpoint: str | Path | None = field(default=None, metadata=_CHANGEABLE)
     checkpoint_every: int = field(default=1, metadata=_CHANGEABLE)
@@ -106,6 +107,10 @@ class StrategySettings:
         if self.noise_std is not None and not 0.0 <= self.noise_std < np.inf:
             raise ValueError(
                 f"noise_std={self.noise_std} must be finite and at least 0"
+            )
+        if not self.straggler_grace >= 0.0:
+            raise ValueError(
+                f"straggler_grace={self.straggler_grace} must be at least 0 seconds"
             )
         if not isinstance(self.aggregation, Rule):
             raise ValueError(
