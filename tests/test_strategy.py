@@ -386,7 +386,7 @@ def test_a_setting_that_is_assigned_too_late_is_refused() -> None:
     for name in ("stop_when", "num_malicious_nodes", "fraction_train", "checkpoint"):
         with pytest.raises(AttributeError, match=rf"make it with SafeDSHB\({name}="):
             setattr(strategy, name, None)
-    strategy.note = "attributes of one's own are free"  # type: ignore[attr-defined]
+    strategy.note = "attributes of one's own are free"
 
 
 def test_nodes_that_come_late_are_waited_for(
