@@ -197,8 +197,8 @@ OPTIONAL = {"byzfl", "byzpy", "prometheus_client"}
 TEMPLATE = {"new_app"}
 # Which lists of pyproject.toml each room may import from.
 ROOMS = {
-    "flwr_safedshb": ("compiled", "metrics"),
-    "simulations": ("compiled", "simulation", "tensorboard"),
+    "flwr_safedshb": ("compiled", "metrics", "tune"),
+    "simulations": ("compiled", "medical", "simulation", "tensorboard"),
     "tests": ("compiled", "metrics", "simulation", "tensorboard", "docs", "dev"),
 }
 

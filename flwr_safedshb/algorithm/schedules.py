@@ -42,10 +42,10 @@ class LinearDecay:
     Parameters
     ----------
     initial_rate : float
-        gamma, of the first step; the last one has gamma/T.
+        gamma, of the first step. The last one has gamma/T, and so has any after it.
     beta : float
     steps : int
-        T. There is no rate for a step after the last.
+        T.
     """
 
     initial_rate: float
@@ -58,7 +58,7 @@ class LinearDecay:
 
     def learning_rate(self, step: int) -> float:
         """Return gamma_t."""
-        return self.initial_rate * max(0.0, 1.0 - step / self.steps)
+        return self.initial_rate * max(1.0, self.steps - step) / self.steps
 
     @property
     def momentum(self) -> float:

@@ -70,7 +70,9 @@ class FederationSpec:
         "--distance", "from the first model to that good one", default=None
     )
     learning_rate: float = _option(
-        "--learning-rate", "gamma, of the server (1); the first, if it decays", default=1.0
+        "--learning-rate",
+        "gamma, of the server (1); the first, if it decays",
+        default=1.0,
     )
     decay: str = "constant"
 
@@ -209,15 +211,18 @@ def list_alternatives(now: Forecast) -> Iterator[tuple[str, FederationSpec]]:
             yield f"{other} batches", replace(spec, sampling=other)
     if spec.b < spec.m:
         yield f"b = {spec.m}", replace(spec, b=spec.m)
-    for steps in (max(1, spec.steps // 2), 2 * spec.steps):
-        yield f"T = {steps}", replace(spec, steps=steps)
-    yield f"rate = {spec.learning_rate / 2:g}", replace(
-        spec, learning_rate=spec.learning_rate / 2
+    if spec.steps > 1:
+        yield f"T = {spec.steps // 2}", replace(spec, steps=spec.steps // 2)
+    yield f"T = {2 * spec.steps}", replace(spec, steps=2 * spec.steps)
+    yield (
+        f"rate = {spec.learning_rate / 2:g}",
+        replace(spec, learning_rate=spec.learning_rate / 2),
     )
     # What a smaller clip leaves of the signal is in proportion to it or more.
     signal = None if spec.signal is None else spec.signal / 2
-    yield f"C = {spec.clip_norm / 2:g}", replace(
-        spec, clip_norm=spec.clip_norm / 2, signal=signal
+    yield (
+        f"C = {spec.clip_norm / 2:g}",
+        replace(spec, clip_norm=spec.clip_norm / 2, signal=signal),
     )
 
 

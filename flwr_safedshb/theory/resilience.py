@@ -27,6 +27,8 @@ Verdict = Literal["will withstand", "will not withstand", "cannot say"]
 # withstands; so much of one of them, and it does not.
 SAFE_RATIO, SAFE_REACH = 1.0, 5.0
 LOST_RATIO, LOST_REACH = 2.5, 18.0
+# Of `compare_with_alone`: federating pays from the one on, and not up to the other.
+PAYS, DOES_NOT_PAY = 0.9, 0.3
 # All steps of a run stay within the push radius with this probability.
 CONFIDENCE = 0.95
 

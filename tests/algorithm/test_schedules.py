@@ -27,13 +27,11 @@ def rates_of(overrides: str) -> tuple[Rates, DictConfig]:
     return make_schedule(cfg, data, model, instantiate(cfg.aggregation)), cfg
 
 
-def test_a_linear_decay_ends_after_its_last_step() -> None:
+def test_a_linear_decay_keeps_its_last_rate() -> None:
     rates, cfg = rates_of("schedule=linear steps=4 server_learning_rate=2 momentum=0.7")
     given = rates.learning_rate, rates.momentum
-    found = [rates_at(*given, step) for step in range(cfg.steps)]
-    assert found == [(2.0, 0.7), (1.5, 0.7), (1.0, 0.7), (0.5, 0.7)]
-    with pytest.raises(ValueError, match=r"server_learning_rate=0\.0 at step 4"):
-        rates_at(*given, 4)
+    found = [rates_at(*given, step) for step in range(cfg.steps + 1)]
+    assert found == [(2.0, 0.7), (1.5, 0.7), (1.0, 0.7), (0.5, 0.7), (0.5, 0.7)]
     with pytest.raises(ValueError, match="steps=0 must be at least 1"):
         LinearDecay(1.0, 0.9, 0)
 
