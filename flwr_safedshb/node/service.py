@@ -124,7 +124,10 @@ class NodeService:
 
     def _make_command(self, folder: Path, port: int) -> list[str]:
         config = folder / "node.toml"
-        config.write_text(_to_toml(self._node.config))
+        own = self._node.connection
+        # A node signs receipts with the key that the SuperLink knows it by.
+        key = {} if own is None else {"receipt-key": str(own.key)}
+        config.write_text(_to_toml({**key, **self._node.config}))
         command = [
             *(sys.executable, "-m", "flwr_safedshb.node.flower_patches.supernode"),
             *("--parent-pid", str(os.getpid())),
