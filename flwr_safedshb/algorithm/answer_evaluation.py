@@ -14,7 +14,6 @@ from flwr_safedshb.algorithm.requests import EvaluateRequest
 from flwr_safedshb.algorithm.step import GradientSource
 from flwr_safedshb.algorithm.wire import Arrays
 from flwr_safedshb.privacy.accounting import ranges
-from flwr_safedshb.privacy.datasets import Examples
 from flwr_safedshb.privacy.evaluation import (
     Counts,
     IsCorrect,
@@ -23,7 +22,8 @@ from flwr_safedshb.privacy.evaluation import (
     private_counts,
 )
 from flwr_safedshb.privacy.losses import Loss
-from flwr_safedshb.privacy.plan import PrivacyPlan
+from flwr_safedshb.privacy.owners import PrivateData
+from flwr_safedshb.privacy.plan import PrivacyPlan, Unit
 
 Metrics = dict[str, int | float | list[int] | list[float]]
 
@@ -42,7 +42,8 @@ class PrivateEvaluation:
         Standard deviation of the noise, in units of the sensitivity to one example.
     held_out : int
         How many examples are held out of training; only these are evaluated. With 0
-        all examples are trained on and evaluated, and each is charged for both.
+        all examples are trained on and evaluated, and each is charged for both. With a
+        plan for persons it counts persons, and so do the answers.
     num_classes : int, optional
         Number of classes of the task; needed to answer by class.
     right : callable (outputs, target) -> bool
@@ -72,11 +73,10 @@ class PrivateEvaluation:
                     f"to {most}"
                 )
 
-    def plan(self, num_examples: int) -> PrivacyPlan:
-        """Return the plan of one evaluation of `num_examples` examples."""
-        return PrivacyPlan(
-            1.0, self.noise_multiplier, num_examples, num_examples, sampling="whole"
-        )
+    def plan(self, num_examples: int, unit: Unit = "example") -> PrivacyPlan:
+        """Return the plan of one evaluation of `num_examples` examples, or persons."""
+        noise, m = self.noise_multiplier, num_examples
+        return PrivacyPlan(1.0, noise, m, m, sampling="whole", unit=unit)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ class Evaluator:
     Attributes
     ----------
     settings : PrivateEvaluation
-    dataset : Examples
+    dataset : Examples or OwnedExamples
         The examples that are evaluated.
     model, loss : nn.Module, callable
     source : GradientSource
@@ -95,7 +95,7 @@ class Evaluator:
     """
 
     settings: PrivateEvaluation
-    dataset: Examples
+    dataset: PrivateData
     model: nn.Module
     loss: Loss
     source: GradientSource

@@ -22,6 +22,9 @@ from flwr_safedshb.privacy.samplers import Sampler, get_sampler
 # The name of a sampler; `load_samplers` has them all.
 Sampling = str
 Clipping = Literal["per-example", "ghost"]
+Unit = Literal["example", "person"]
+# Of plans that say nothing else, such as those of older ledgers.
+_USUAL = {"part": "all", "unit": "example"}
 # The part that is all examples; and what parts are called.
 ALL = "all"
 _PART = re.compile(rf"{ALL}|(trained|held-out):[0-9a-f]{{16}}")
@@ -82,6 +85,10 @@ class PrivacyPlan:
         The unit of privacy that epsilon is stated for.
     clipping : {"per-example", "ghost"}
         How the same clipped sum is computed; epsilon does not depend on it.
+    unit : {"example", "person"}
+        Whom epsilon is stated for: one example, or one person with all of theirs. With
+        "person", whatever is said here of examples holds for persons: m persons, b of
+        them in a batch, and the mean gradient of a person's examples is clipped.
     part : str
         Which of the node's examples it is for: all, or one of the two parts of a split
         of them, ``trained:<digest>`` and ``held-out:<digest>``. No example is in both,
@@ -96,6 +103,7 @@ class PrivacyPlan:
     adjacency: Adjacency = "replace-one"
     clipping: Clipping = "per-example"
     part: str = ALL
+    unit: Unit = "example"
 
     def __post_init__(self) -> None:
         self._set("clip_norm", ranges.CLIP_NORM.check("clip_norm", self.clip_norm))
@@ -114,6 +122,7 @@ class PrivacyPlan:
         for name, words in (
             ("adjacency", get_args(Adjacency)),
             ("clipping", get_args(Clipping)),
+            ("unit", get_args(Unit)),
         ):
             if getattr(self, name) not in words:
                 raise ValueError(
@@ -180,6 +189,7 @@ class PrivacyPlan:
         sampling: Sampling = "fixed",
         adjacency: Adjacency = "replace-one",
         clipping: Clipping = "per-example",
+        unit: Unit = "example",
         beside: Sequence[tuple[PrivacyPlan, int]] = (),
     ) -> PrivacyPlan:
         """Make the plan with the least noise that keeps ``steps`` within the target.
@@ -202,21 +212,20 @@ class PrivacyPlan:
             sampling=sampling,
             adjacency=adjacency,
             clipping=clipping,
+            unit=unit,
         )
         return calibration.calibrate(shape, target_epsilon, delta, steps, tuple(beside))
 
     def to_dict(self) -> dict[str, float | int | str]:
-        """Return the fields as plain values; `part` only if it is not all examples."""
+        """Return the fields as plain values; `part` and `unit` only if unusual."""
         values = asdict(self)
-        if self.part == ALL:
-            del values["part"]
-        return values
+        return {k: v for k, v in values.items() if (k, v) not in _USUAL.items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> PrivacyPlan:
         """Rebuild a plan from :meth:`to_dict`; every field must be there, no other."""
-        expected = {field.name for field in fields(cls)} - {"part"}
-        if set(values) - {"part"} != expected:
+        expected = {field.name for field in fields(cls)} - set(_USUAL)
+        if set(values) - set(_USUAL) != expected:
             raise ValueError(
                 f"a plan has the fields {sorted(expected)}, got {sorted(values)}"
             )
