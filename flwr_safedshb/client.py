@@ -33,6 +33,11 @@ from flwr_safedshb.algorithm.requests import (
     parse_evaluate_request,
     parse_train_request,
 )
+from flwr_safedshb.algorithm.run_target import (
+    calibrate_plans,
+    check_length,
+    make_terms,
+)
 from flwr_safedshb.algorithm.split import split_examples
 from flwr_safedshb.algorithm.step import (
     GradientRequest,
@@ -55,6 +60,7 @@ from flwr_safedshb.privacy.owners import Owners, PrivateData, make_owned_example
 from flwr_safedshb.privacy.plan import ALL, Clipping, PrivacyPlan
 from flwr_safedshb.privacy.private_gradient import Vector
 from flwr_safedshb.privacy.randomness.noise import Randomness, SecureRandomness
+from flwr_safedshb.privacy.target import PrivacyTarget
 
 Scalar = bool | bytes | float | int | str
 # Momentum, number of examples, metrics.
@@ -78,7 +84,9 @@ class SafeDSHBClient(NumPyClient):
     dataset : Dataset, sequence, or pair of arrays
         The private examples: items that are pairs (input, target) or dicts, or whole
         arrays of inputs and targets, all of them also nested.
-    plan : PrivacyPlan
+    plan : PrivacyTarget or PrivacyPlan
+        The epsilon of the run, for which each node finds its own noise, or the noise
+        itself.
     context : Context
         Of the node. Its config may hold ``state-dir``, the directory of the privacy
         ledger, and the rules of a `NodePolicy`.
@@ -127,7 +135,7 @@ class SafeDSHBClient(NumPyClient):
         model: nn.Module,
         loss: Loss,
         dataset: object,
-        plan: PrivacyPlan,
+        plan: PrivacyTarget | PrivacyPlan,
         context: Context,
         *,
         target: str | None = None,
@@ -143,9 +151,7 @@ class SafeDSHBClient(NumPyClient):
         trusted_mods: Collection[Mod] = (),
         evaluation: PrivateEvaluation | None = None,
     ) -> None:
-        if plan.part != ALL:
-            raise ValueError(f"part={plan.part!r} of the plan is for the client to say")
-        _check_arguments(model, loss, randomness)
+        _check_arguments(model, loss, randomness, plan)
         _check_owners(plan, owners)
         source = SecureRandomness() if randomness is None else randomness
         with log_causes(not source.private):
@@ -159,6 +165,11 @@ class SafeDSHBClient(NumPyClient):
                 data.refuse_undeclared()
         held_out = 0 if evaluation is None else evaluation.held_out
         trains, evaluates = split_examples(data, held_out) if held_out else (data, data)
+        terms = RunTerms(max_epsilon, delta, source.private, tuple(node_keys))
+        self.target = plan if isinstance(plan, PrivacyTarget) else None
+        if isinstance(plan, PrivacyTarget):
+            terms = make_terms(plan, terms, context.node_config)
+            plan, evaluation = _calibrate(plan, trains, evaluation, evaluates)
         if trains.size != plan.num_examples:
             what = "size" if owners is None else "number of persons"
             raise ValueError(
@@ -169,7 +180,7 @@ class SafeDSHBClient(NumPyClient):
             context,
             plan,
             None if evaluation is None else evaluation.plan(evaluates.size, plan.unit),
-            RunTerms(max_epsilon, delta, source.private, tuple(node_keys)),
+            terms,
             data if held_out else None,
         )
         self.model, self.loss, self.context = model, loss, context
@@ -234,6 +245,8 @@ class SafeDSHBClient(NumPyClient):
         self._check_mods()
         try:
             request = parse_train_request(config, self.context.run_id)
+            if self.target is not None:
+                check_length(self.target, request)
             check_weights(parameters, self.template)
             self.source.check_model()
             momentum = yield from training_step(
@@ -308,8 +321,34 @@ def _prepare_model(
     return gradients, Template(tuple(trained), shapes), [*trained.values()]
 
 
-def _check_arguments(model: object, loss: object, randomness: object) -> None:
+def _calibrate(
+    target: PrivacyTarget,
+    trains: PrivateData,
+    evaluation: PrivateEvaluation | None,
+    evaluates: PrivateData,
+) -> tuple[PrivacyPlan, PrivateEvaluation | None]:
+    """Return the plans that meet a target; a refusal names sizes, which are public."""
+    # Examples that are read one by one are charged for both, see `split_plans`.
+    separate = trains is not evaluates and trains.tensors is not None
+    try:
+        return calibrate_plans(
+            target, trains.size, evaluation, evaluates.size, separate=separate
+        )
+    except ValueError as error:
+        raise RefusedError(str(error)) from None
+
+
+def _check_arguments(
+    model: object, loss: object, randomness: object, plan: object
+) -> None:
     """Refuse a class, a name or a number where an object belongs."""
+    if not isinstance(plan, PrivacyPlan | PrivacyTarget):
+        raise ValueError(
+            f"plan={plan!r:.60} must be a PrivacyTarget, such as "
+            "PrivacyTarget(epsilon=3.0, delta=1e-5, steps=60), or a PrivacyPlan"
+        )
+    if isinstance(plan, PrivacyPlan) and plan.part != ALL:
+        raise ValueError(f"part={plan.part!r} of the plan is for the client to say")
     if not isinstance(model, nn.Module):
         raise ValueError(f"model={model!r} must be a module, such as Net()")
     if not callable(loss) or isinstance(loss, type):
@@ -318,7 +357,7 @@ def _check_arguments(model: object, loss: object, randomness: object) -> None:
         raise ValueError(f"randomness={randomness!r} must be SeededRandomness(0), say")
 
 
-def _check_owners(plan: PrivacyPlan, owners: Owners | None) -> None:
+def _check_owners(plan: PrivacyPlan | PrivacyTarget, owners: Owners | None) -> None:
     """Refuse owners without a plan for persons, and such a plan without owners."""
     if owners is None and plan.unit == "person":
         raise ValueError(

@@ -25,6 +25,7 @@ from simulations.check import check
 from simulations.config import compose_config
 from simulations.experiment import (
     build_untrained,
+    find_goal,
     is_attacked,
     load_federation,
     make_attack,
@@ -68,7 +69,10 @@ def serve(overrides: str, grid: Grid) -> None:
     if is_attacked(cfg):
         f, rule = cfg.num_malicious_nodes, strategy.settings.aggregation
         known = make_gradient(overrides)
-        grid = AdversarialGrid(grid, make_attack(cfg), f, rule, cfg.seed, known)
+        attack = make_attack(cfg)
+        if attack.wants_goal:
+            attack = attack.with_goal(find_goal(overrides))
+        grid = AdversarialGrid(grid, attack, f, rule, cfg.seed, known)
     model = copy.deepcopy(build_untrained(overrides))
     initial = ArrayRecord(model.state_dict())
     rounds = cfg.steps // cfg.local_steps

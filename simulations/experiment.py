@@ -33,7 +33,12 @@ from flwr_safedshb.strategy import SafeDSHB
 from simulations.config import SettingsError, compose_config, resolve_config
 from simulations.data import Examples, Federation, flip_labels, hash_data, split_data
 from simulations.data.own import load_own
-from simulations.models import build_model, loss_and_targets, loss_gradient
+from simulations.models import (
+    build_model,
+    find_way_to_optimum,
+    loss_and_targets,
+    loss_gradient,
+)
 from simulations.plans import make_plans
 from simulations.schedules import make_schedule
 
@@ -211,18 +216,35 @@ def make_gradient(overrides: str) -> Callable[[Arrays], NDArray[np.float64]]:
     They hold copies of what honest nodes hold, as those who flip labels do. Where that
     is a lot, they use every second, third or fourth: more would tell them little more.
     """
-    cfg, data = compose_config(overrides), load_federation(overrides)
+    cfg, held = compose_config(overrides), _held_by_adversaries(overrides)
     model = copy.deepcopy(build_untrained(overrides))
     weights = [*trained_parameters(model).values()]
-    held = [data.shards[i % len(data.shards)] for i in range(cfg.num_malicious_nodes)]
-    stride = -(-sum(len(labels) for _, labels in held) // _KNOWN_EXAMPLES)
-    held = [(inputs[::stride], labels[::stride]) for inputs, labels in held]
 
     def gradient(sent: Arrays) -> NDArray[np.float64]:
         load_weights(weights, sent)
         return loss_gradient(model, held, cfg.weight_decay).astype(np.float64)
 
     return gradient
+
+
+@lru_cache(maxsize=8)
+def find_goal(overrides: str) -> NDArray[np.float64]:
+    """Return the way from the first model away from the optimum, (d,).
+
+    That is the optimum of the adversaries' own examples, which they train without noise
+    and without clipping, as they hold what `make_gradient` says.
+    """
+    cfg, held = compose_config(overrides), _held_by_adversaries(overrides)
+    way = find_way_to_optimum(build_untrained(overrides), held, cfg.weight_decay)
+    return -way.astype(np.float64)
+
+
+def _held_by_adversaries(overrides: str) -> list[Examples]:
+    """Return what each adversary holds, of many examples some."""
+    cfg, data = compose_config(overrides), load_federation(overrides)
+    held = [data.shards[i % len(data.shards)] for i in range(cfg.num_malicious_nodes)]
+    stride = -(-sum(len(labels) for _, labels in held) // _KNOWN_EXAMPLES)
+    return [(inputs[::stride], labels[::stride]) for inputs, labels in held]
 
 
 def make_attack(cfg: DictConfig) -> Attack:
