@@ -54,8 +54,8 @@ def hash_entry(before, row):
 
 def get_cost(text):
     """Return what the cost of a plan depends on, besides the unit."""
-    names = ("batch_size", "noise_multiplier", "num_examples", "sampling")
-    return [json.loads(text)[name] for name in names]
+    names = ("batch_size", "noise_multiplier", "num_examples", "sampling", "unit")
+    return [json.loads(text).get(name) for name in names]
 
 
 @cache

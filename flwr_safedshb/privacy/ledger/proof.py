@@ -24,7 +24,7 @@ from flwr_safedshb.privacy.ledger.ledger_file import (
     hash_limits,
     parse_plan,
 )
-from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan
+from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyUnit
 
 # Plans as JSON, and the steps of each.
 Steps = tuple[tuple[str, int], ...]
@@ -111,9 +111,9 @@ class ChargeProof:
         EPSILON.check("max_epsilon", proof.max_epsilon)
         DELTA.check("delta", proof.delta)
         check_steps(proof.steps)
-        if proof.unit not in get_args(Adjacency) or not proof.epsilon >= 0.0:
+        if proof.unit not in get_args(PrivacyUnit) or not proof.epsilon >= 0.0:
             raise ValueError(f"unit={proof.unit!r}, epsilon={proof.epsilon!r}")
-        proof.plan.convert_to_unit(cast(Adjacency, proof.unit))
+        proof.plan.convert_to_unit(cast(PrivacyUnit, proof.unit))
         return proof
 
     def totals(self) -> tuple[Totals, Totals]:
@@ -130,7 +130,7 @@ class ChargeProof:
 
         first, charged = self.totals()
         limits = self.delta, self.max_epsilon, self.max_epsilon
-        unit = cast(Adjacency, self.unit)
+        unit = cast(PrivacyUnit, self.unit)
         rule = AdmissionRule(tuple(first.items()), *limits, unit)
         return rule.state_epsilon(charged).epsilon
 
@@ -148,7 +148,7 @@ class ChargeProof:
         genesis = hash_limits(self.max_epsilon, self.delta, self.unit).hex()
         if self.number < 1 or (self.number == 1 and self.before != genesis):
             found.append("its ledger does not begin with its limits")
-        own = convert_to_unit(self.plan, cast(Adjacency, self.unit))
+        own = convert_to_unit(self.plan, cast(PrivacyUnit, self.unit))
         first, charged = self.totals()
         if charged.get(own, 0) < self.steps:
             found.append("its totals lack the charge")
