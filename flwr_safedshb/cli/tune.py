@@ -115,7 +115,8 @@ def _describe_noise(arguments: argparse.Namespace, data: Data, best: TuneTrial) 
 
 def _share_size(arguments: argparse.Namespace, data: Data) -> int:
     """Return the number of examples of a node."""
-    return (len(data[0]) - len(data[0]) // _HELD_BACK) // arguments.nodes
+    nodes: int = arguments.nodes
+    return (len(data[0]) - len(data[0]) // _HELD_BACK) // nodes
 
 
 def _load_data(path: Path | None) -> Data:

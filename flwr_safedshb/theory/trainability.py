@@ -87,7 +87,8 @@ class NoiseLoad:
     def load(self) -> float:
         """The noise, in units of the most that a training withstood."""
         steps = math.sqrt((self.n - self.f) * self.steps)
-        felt = self.noise_std * self.d**0.25 / (self.clip_norm * steps)
+        root = math.sqrt(math.sqrt(self.d))
+        felt = self.noise_std * root / (self.clip_norm * steps)
         return felt / _NOISE_LIMIT
 
     @property

@@ -224,8 +224,10 @@ def _check_client(
         + ("that nobody can repeat" if client.randomness.private else "FROM A SEED"),
     )
     yield _check_step(client)
-    if (known := steps or (client.target and client.target.steps)) is not None:
-        yield _check_noise(client, known)
+    if steps is None and client.target is not None:
+        steps = client.target.steps
+    if steps is not None:
+        yield _check_noise(client, steps)
     if isinstance(client.budget, LedgerBudget):
         yield _check_budget(client, client.budget.ledger, steps)
 
