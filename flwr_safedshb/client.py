@@ -56,13 +56,9 @@ from flwr_safedshb.algorithm.wire import (
 from flwr_safedshb.flower.compat import Mod, check_mods
 from flwr_safedshb.privacy.bad_examples import log_causes
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.datasets import (
-    ArrayExamples,
-    Examples,
-    Unpack,
-    make_examples,
-)
+from flwr_safedshb.privacy.datasets import Unpack, make_examples
 from flwr_safedshb.privacy.losses import Loss, is_rowwise_loss
+from flwr_safedshb.privacy.owners import Owners, PrivateData, make_owned_examples
 from flwr_safedshb.privacy.plan import ALL, Clipping, PrivacyPlan
 from flwr_safedshb.privacy.private_gradient import Vector
 from flwr_safedshb.privacy.randomness.noise import Randomness, SecureRandomness
@@ -105,6 +101,13 @@ class SafeDSHBClient(NumPyClient):
         Of a dataset of items, a made-up example, such as ``(torch.zeros(1, 28, 28),
         0)``: all items have its shapes and types, and others are left out. Without
         seeded randomness it must be given, because no item may decide about others.
+    owners : sequence, array or column, or str, optional
+        Whose example each is, for a plan with ``unit="person"``: identifiers such as
+        patient numbers, or the key of items that are dicts. ``num_examples`` of the
+        plan then counts persons, and so does ``held_out`` of the evaluation.
+    max_per_owner : int
+        K: a step takes the mean gradient of at most so many examples of a person,
+        drawn anew each time. Its cost is that of K examples for every person.
     weight_decay : float
         lambda, of the L2 penalty.
     max_epsilon, delta : float, optional
@@ -140,6 +143,8 @@ class SafeDSHBClient(NumPyClient):
         target: str | None = None,
         unpack: Unpack | None = None,
         like: tuple[object, object] | None = None,
+        owners: Owners | None = None,
+        max_per_owner: int = 5,
         weight_decay: float = 0.0,
         max_epsilon: float | None = None,
         delta: float | None = None,
@@ -149,9 +154,15 @@ class SafeDSHBClient(NumPyClient):
         evaluation: PrivateEvaluation | None = None,
     ) -> None:
         _check_arguments(model, loss, randomness, plan)
+        _check_owners(plan, owners)
         source = SecureRandomness() if randomness is None else randomness
         with log_causes(not source.private):
-            data = make_examples(dataset, target, unpack, like)
+            data: PrivateData
+            if owners is None:
+                data, per_owner = make_examples(dataset, target, unpack, like), 1
+            else:
+                items = dataset, owners, max_per_owner, target, unpack, like
+                data, per_owner = make_owned_examples(*items), max_per_owner
             if source.private:
                 data.refuse_undeclared()
         held_out = 0 if evaluation is None else evaluation.held_out
@@ -162,14 +173,15 @@ class SafeDSHBClient(NumPyClient):
             terms = make_terms(plan, terms, context.node_config)
             plan, evaluation = _calibrate(plan, trains, evaluation, evaluates)
         if trains.size != plan.num_examples:
+            what = "size" if owners is None else "number of persons"
             raise ValueError(
-                f"num_examples={plan.num_examples} of the plan must be the size of the "
-                f"dataset, {trains.size}; make the plan for this dataset"
+                f"num_examples={plan.num_examples} of the plan must be the {what} of "
+                f"the dataset, {trains.size}; make the plan for this dataset"
             )
         self.budget = open_budget(
             context,
             plan,
-            None if evaluation is None else evaluation.plan(evaluates.size),
+            None if evaluation is None else evaluation.plan(evaluates.size, plan.unit),
             terms,
             data if held_out else None,
         )
@@ -177,7 +189,7 @@ class SafeDSHBClient(NumPyClient):
         self.dataset, self.plan, self.randomness = trains, self.budget.plan, source
         self.trusted_mods = trusted_mods
         gradients, self.template, trained = _prepare_model(
-            model, _share_loss(loss), plan.clip_norm, plan.clipping
+            model, _share_loss(loss), plan.clip_norm, plan.clipping, per_owner
         )
         # The partition of a simulation: node ids differ between engines.
         node = int(context.node_config.get("partition-id", context.node_id))
@@ -319,24 +331,24 @@ def refuse_plain_evaluation(
 
 @lru_cache(maxsize=4)
 def _prepare_model(
-    model: nn.Module, loss: Loss, clip_norm: float, clipping: Clipping
+    model: nn.Module, loss: Loss, clip_norm: float, clipping: Clipping, per_owner: int
 ) -> tuple[ClippedGradients, Template, list[nn.Parameter]]:
     """Check and hook a model, once: that costs more than a step."""
     trained = trained_parameters(model)
     shapes = tuple(tuple(parameter.shape) for parameter in trained.values())
-    gradients = ClippedGradients(model, loss, clip_norm, clipping)
+    gradients = ClippedGradients(model, loss, clip_norm, clipping, per_owner)
     return gradients, Template(tuple(trained), shapes), [*trained.values()]
 
 
 def _calibrate(
     target: PrivacyTarget,
-    trains: Examples,
+    trains: PrivateData,
     evaluation: PrivateEvaluation | None,
-    evaluates: Examples,
+    evaluates: PrivateData,
 ) -> tuple[PrivacyPlan, PrivateEvaluation | None]:
     """Return the plans that meet a target; a refusal names sizes, which are public."""
     # Examples that are read one by one are charged for both, see `split_plans`.
-    separate = trains is not evaluates and isinstance(trains, ArrayExamples)
+    separate = trains is not evaluates and trains.tensors is not None
     try:
         return calibrate_plans(
             target, trains.size, evaluation, evaluates.size, separate=separate
@@ -362,6 +374,21 @@ def _check_arguments(
         raise ValueError(f"loss={loss!r} must be an instance, such as nn.MSELoss()")
     if randomness is not None and not hasattr(randomness, "for_step"):
         raise ValueError(f"randomness={randomness!r} must be SeededRandomness(0), say")
+
+
+def _check_owners(plan: PrivacyPlan | PrivacyTarget, owners: Owners | None) -> None:
+    """Refuse owners without a plan for persons, and such a plan without owners."""
+    if owners is None and plan.unit == "person":
+        raise ValueError(
+            "unit='person' of the plan needs owners: say whose example each is, as in "
+            "owners=patient_numbers"
+        )
+    if owners is not None and plan.unit != "person":
+        raise ValueError(
+            f"owners needs a plan for persons, and this one has unit={plan.unit!r}; "
+            "make it with unit='person' and count persons in num_examples and "
+            "batch_size"
+        )
 
 
 def _share_loss(loss: Loss) -> Loss:

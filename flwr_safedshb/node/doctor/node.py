@@ -36,6 +36,7 @@ from flwr_safedshb.privacy import bad_examples
 from flwr_safedshb.privacy.ledger import database
 from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
 from flwr_safedshb.privacy.ledger.snapshot import open_copy
+from flwr_safedshb.privacy.plan import describe_unit
 from flwr_safedshb.privacy.policy import NodePolicy, get_rule_names
 from flwr_safedshb.privacy.private_gradient import private_gradient
 
@@ -188,7 +189,7 @@ def _check_ledger(path: Path, folder: Path) -> tuple[CheckResult, str | None]:
         return CheckResult("ledger", "failed", str(error)), None
     finding = (
         f"epsilon = {spent.epsilon:.4g} of {limit:g} is spent at "
-        f"delta = {ledger.delta:g} ({ledger.unit}), in "
+        f"delta = {ledger.delta:g} for {describe_unit(spent.unit)} ({ledger.unit}), in "
         f"{len({charge.run for charge in charges})} runs"
     )
     newest = charges[-1].time if charges else None
@@ -219,7 +220,7 @@ def _check_client(
         "policy",
         "ok" if client.randomness.private else "warning",
         f"admits clip {plan.clip_norm:g}, noise multiplier {plan.noise_multiplier:g}, "
-        f"{plan.batch_size} of {plan.num_examples} examples ({plan.sampling}, "
+        f"{plan.batch_size} of {plan.num_examples} {plan.unit}s ({plan.sampling}, "
         f"{plan.adjacency}), noise "
         + ("that nobody can repeat" if client.randomness.private else "FROM A SEED"),
     )
