@@ -26,9 +26,11 @@ from flwr_safedshb.algorithm.answer_evaluation import (
     PrivateEvaluation,
 )
 from flwr_safedshb.algorithm.budget import RunTerms
+from flwr_safedshb.algorithm.expectation import log_node_expectation
 from flwr_safedshb.algorithm.model_arrays import trained_parameters
 from flwr_safedshb.algorithm.refusal import RefusedError, to_refusal
 from flwr_safedshb.algorithm.requests import (
+    TrainRequest,
     check_weights,
     parse_evaluate_request,
     parse_train_request,
@@ -255,6 +257,8 @@ class SafeDSHBClient(NumPyClient):
             if request.sign_receipt:  # refused before anything is charged
                 node = self.context.node_id, self.context.node_config
                 signer = StepSigner(*node, self.budget)
+            if request.step == 0:
+                self._log_expectation(request, parameters)
             momentum = yield from training_step(
                 request, parameters, self.budget, self.budget.store
             )
@@ -302,6 +306,21 @@ class SafeDSHBClient(NumPyClient):
         else:
             return {**metrics, **make_momentum_tag()}
         raise refusal
+
+    def _log_expectation(self, request: TrainRequest, parameters: Arrays) -> None:
+        """Log on this node, from public numbers, whether the run has a chance."""
+        known = request.run.steps if request.run is not None else None
+        if known is None and self.target is not None:
+            known = self.target.steps
+        if known is not None:
+            nodes = self.context.node_config.get("num-partitions")
+            log_node_expectation(
+                self.plan,
+                parameters,
+                known,
+                (request.learning_rate, request.momentum),
+                nodes if isinstance(nodes, int) else None,
+            )
 
     def _check_mods(self) -> None:
         """Refuse to work under a mod that could change the reply."""
