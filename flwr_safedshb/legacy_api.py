@@ -88,6 +88,11 @@ class ClassicStrategy(Strategy):
                 f"strategy is a {type(strategy).__name__}; give a SafeDSHB, as in "
                 "ClassicStrategy(SafeDSHB(...), initial)"
             )
+        if strategy.settings.evaluate_per_class:
+            raise ValueError(
+                "evaluate_per_class=True needs the Message API (SafeDSHB.start): the "
+                "legacy API carries no lists; leave it out"
+            )
         if num_rounds is None and (
             strategy.settings.checkpoint or strategy.settings.output != "last"
         ):
