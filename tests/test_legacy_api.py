@@ -236,3 +236,16 @@ def test_counts_by_class_need_the_message_api() -> None:
     safe = SafeDSHB(evaluate_every=2, evaluate_per_class=True)
     with pytest.raises(ValueError, match="evaluate_per_class=True needs"):
         ClassicStrategy(safe, INITIAL)
+
+
+@pytest.mark.parametrize("kind", ["fit", "evaluate"])
+def test_an_average_that_one_client_decides_is_refused_with_the_remedy(
+    kind: str,
+) -> None:
+    text = f"{kind}_metrics_aggregation_fn is not taken: one hostile .*evaluate_every"
+    with pytest.raises(ValueError, match=text):
+        ClassicStrategy(
+            SafeDSHB(),
+            ArrayRecord([np.zeros(2)]),
+            **{f"{kind}_metrics_aggregation_fn": max},  # type: ignore[arg-type]
+        )
