@@ -8,7 +8,7 @@ tag, and the number of examples; or a refusal, whose text says nothing about dat
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from functools import lru_cache
 from typing import cast
 
@@ -49,6 +49,9 @@ from flwr_safedshb.algorithm.step import (
     training_step,
 )
 from flwr_safedshb.algorithm.wire import (
+    LOSS,
+    NUM_EXAMPLES,
+    PRIVATE_EVALUATION,
     Arrays,
     Template,
     make_momentum_tag,
@@ -68,6 +71,8 @@ from flwr_safedshb.privacy.target import PrivacyTarget
 Scalar = bool | bytes | float | int | str
 # Momentum, number of examples, metrics.
 FitResult = tuple[Arrays, int, dict[str, Scalar]]
+# Loss, number of examples, metrics.
+EvaluateResult = tuple[float, int, dict[str, Scalar]]
 
 _shared_losses: dict[object, Loss] = {}
 
@@ -202,9 +207,9 @@ class SafeDSHBClient(NumPyClient):
             if evaluation is None
             else Evaluator(evaluation, evaluates, model, loss, self.source)
         )
-        if not allows_plain_evaluation(context.node_config, node_keys):
-            # On the object, so that a subclass's ``evaluate`` cannot be called.
-            vars(self)["evaluate"] = refuse_plain_evaluation
+        # On the object, so that a subclass's ``evaluate`` cannot be called directly.
+        allowed = allows_plain_evaluation(context.node_config, node_keys)
+        vars(self)["evaluate"] = route_evaluation(self, allows_plain=allowed)
 
     def fit(self, parameters: Arrays, config: Mapping[str, Scalar]) -> FitResult:
         """Take one step, or as many as the message asks for.
@@ -277,6 +282,10 @@ class SafeDSHBClient(NumPyClient):
         # Outside the handler, so that the error and its data are not attached.
         raise refusal
 
+    def evaluate(self, parameters: Arrays, config: dict[str, Scalar]) -> EvaluateResult:
+        """Refuse an evaluation without noise; a subclass may answer it."""
+        raise RefusedError("this client does not evaluate models on its data")
+
     def evaluate_privately(
         self, parameters: Arrays, config: Mapping[str, Scalar]
     ) -> Metrics:
@@ -328,9 +337,25 @@ class SafeDSHBClient(NumPyClient):
             raise RefusedError(reason)
 
 
-def refuse_plain_evaluation(
-    parameters: object, config: object
-) -> tuple[float, int, dict[str, Scalar]]:
+def route_evaluation(
+    client: SafeDSHBClient, *, allows_plain: bool
+) -> Callable[[Arrays, dict[str, Scalar]], EvaluateResult]:
+    """Return an ``evaluate`` of the legacy API that answers both kinds of requests."""
+
+    def evaluate(parameters: Arrays, config: dict[str, Scalar]) -> EvaluateResult:
+        if PRIVATE_EVALUATION in config:
+            found = cast(
+                dict[str, Scalar], client.evaluate_privately(parameters, config)
+            )
+            return cast(float, found[LOSS]), cast(int, found[NUM_EXAMPLES]), found
+        if not allows_plain:
+            refuse_plain_evaluation(parameters, config)
+        return type(client).evaluate(client, parameters, config)
+
+    return evaluate
+
+
+def refuse_plain_evaluation(parameters: object, config: object) -> EvaluateResult:
     """Replace a client's own ``evaluate`` on a node that keeps a ledger."""
     raise RefusedError(
         "this node keeps a privacy budget, and an evaluation without noise is outside "
