@@ -187,6 +187,9 @@ def _larger_cluster(points: FloatArray) -> NDArray[np.intp]:
 
     Two means, begun at the two points that are farthest apart.
     """
+    # Sorted, so that ties are a matter of the points and not of the clients' order.
+    order = np.lexsort(points.T)
+    points = points[order]
     apart = np.square(points[:, None] - points[None]).sum(axis=2)
     centres = points[list(np.unravel_index(apart.argmax(), apart.shape))]
     nearer = np.zeros(len(points), dtype=bool)
@@ -198,5 +201,5 @@ def _larger_cluster(points: FloatArray) -> NDArray[np.intp]:
         centres = np.array([points[nearer].mean(axis=0), points[~nearer].mean(axis=0)])
     first, second = np.flatnonzero(nearer), np.flatnonzero(~nearer)
     if len(first) == len(second):
-        return np.arange(len(points))
-    return max(first, second, key=len)
+        return order
+    return order[max(first, second, key=len)]
