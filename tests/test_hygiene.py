@@ -198,7 +198,7 @@ OPTIONAL = {"byzfl", "byzpy", "matplotlib", "prometheus_client"}
 TEMPLATE = {"new_app"}
 # Which lists of pyproject.toml each room may import from.
 ROOMS = {
-    "flwr_safedshb": ("compiled", "metrics", "tune"),
+    "flwr_safedshb": ("compiled", "metrics"),
     "simulations": ("compiled", "medical", "simulation", "tensorboard"),
     "tests": ("compiled", "metrics", "simulation", "tensorboard", "docs", "dev"),
 }
