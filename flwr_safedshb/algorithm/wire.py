@@ -40,6 +40,9 @@ MAX_LOCAL_STEPS = 1000
 RUN_STEPS, RUN_EVALUATIONS = "run-steps", "run-evaluations"
 # Asks a node to report the privacy cost of the run; and the keys of its report.
 REPORT_PRIVACY, EPSILON, DELTA = "state-privacy", "epsilon", "delta"
+# In the same report of a simulated node, whose noise protects nobody: how many examples
+# were looked at, and how many of them cannot be used.
+SEEN, UNUSABLE = "examples-seen", "unusable-examples"
 
 # Keys in the config of an evaluation message: the round, whose presence asks for a
 # private evaluation; the loss at which losses are clipped; whether to count by class.
