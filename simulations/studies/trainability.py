@@ -23,8 +23,7 @@ from flwr_safedshb.theory.trainability import (
     walk_length,
 )
 from simulations.config import compose_config
-from simulations.experiment import build_untrained, load_federation
-from simulations.plans import make_plans
+from simulations.experiment import build_untrained, load_federation, make_share
 from simulations.results.schema import RunRecord
 from simulations.results.tables import Table
 from simulations.study import Case, Runs, Section, Study, grid
@@ -132,7 +131,7 @@ def find_outcomes(runs: Runs[RunRecord]) -> list[Outcome]:
         ]
         d = sum(p.numel() for p in build_untrained(text).parameters())
         n, f = cfg.num_nodes, cfg.num_malicious_nodes
-        plan = make_plans(cfg, min(data.sizes)).training
+        plan = make_share(text, data.sizes.index(min(data.sizes))).plan
         load = make_load(plan, cfg.steps, d, n, f)
         rates = cfg.server_learning_rate, cfg.momentum
         walk = walk_length(plan.noise_std, 1, n - f, cfg.steps, *rates)
