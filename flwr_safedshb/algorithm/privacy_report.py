@@ -60,7 +60,7 @@ def collect_reports(
     reports = sorted((node, pair) for node, pair in found if pair is not None)
     counts = _count_examples(records for _, records in replies)
     if not reports:
-        return counts
+        return {**counts}
     return {
         **counts,
         NODES: [node for node, _ in reports],

@@ -137,7 +137,9 @@ def find_outcomes(runs: Runs[RunRecord]) -> list[Outcome]:
         walk = walk_length(plan.noise_std, 1, n - f, cfg.steps, *rates)
         found.append(
             Outcome(
-                *(case.labels[axis] for axis in ("task", "epsilon", "path")),
+                case.labels["task"],
+                case.labels["epsilon"],
+                case.labels["path"],
                 d,
                 load.load,
                 growth(layers, walk),

@@ -31,15 +31,15 @@ def run(
     caplog: pytest.LogCaptureFixture,
     plan: PrivacyPlan | PrivacyTarget,
     f: int = 0,
-    **settings: float,
+    delta: float | None = None,
 ) -> tuple[list[str], RunResult]:
     """Train three nodes; return what is logged as a warning or at the end."""
     model = nn.Linear(3, 1)
 
     def client_fn(context: Context) -> SafeDSHBClient:
-        seeded = SeededRandomness(0)
+        seeded, loss = SeededRandomness(0), nn.MSELoss()
         return SafeDSHBClient(
-            model, nn.MSELoss(), DATA, plan, context, randomness=seeded, **settings
+            model, loss, DATA, plan, context, randomness=seeded, delta=delta
         )
 
     caplog.clear()
