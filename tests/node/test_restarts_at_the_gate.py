@@ -82,8 +82,9 @@ def test_what_a_killed_node_was_given_is_answered_for_it(tmp_path: Path) -> None
     async def visit(place: Place) -> None:
         async with AsyncExitStack() as stack, place.node(ME) as node:
             place.superlink.waiting[ME] = [first, second]
-            for _ in range(2):
+            for asked in (first, second):
                 await node.pull()
+                assert (await node.confirm(asked.object_id)).status_code == 200
             answer = reply(first)
             found = await node.announce(answer)
             assert found.status_code == 200  # and no object of it comes

@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import serialization
 
 from flwr_safedshb.node.flower_patches import fleet_api
 from flwr_safedshb.node.flower_patches.runtime_client import Runtime, acquire_task
-from flwr_safedshb.node.gate.http import Request, Response
 from flwr_safedshb.node.gate.limits import Limits
+from flwr_safedshb.node.gate.request import Request, Response
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from simulations.chaos.app import TRACE
 from simulations.chaos.hostile import attacks
@@ -150,7 +150,7 @@ def test_nodes_are_served_while_strangers_come(kind: str, tmp_path: Path) -> Non
                 async with place.node(OTHER) as other:
                     assert not (await other.pull()).messages_list
             await strangers
-            assert place.gate.listener.refusals.total() > 0
+            assert place.gate.refusals.total() > 0
 
     limits = Limits(hold_seconds=0.05, poll_seconds=0.02, header_seconds=0.5)
     names = visited(tmp_path, visit, limits).names()
