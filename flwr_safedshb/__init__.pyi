@@ -64,6 +64,7 @@ from .privacy.randomness.noise import (
     SecureRandomness as SecureRandomness,
     SeededRandomness as SeededRandomness,
 )
+from .privacy.target import PrivacyTarget as PrivacyTarget
 from .legacy_api import ClassicStrategy as ClassicStrategy
 from .algorithm.checkpoint import load_checkpoint as load_checkpoint
 from .algorithm.norm_bound import NormBound as NormBound

@@ -33,6 +33,11 @@ from flwr_safedshb.algorithm.requests import (
     parse_evaluate_request,
     parse_train_request,
 )
+from flwr_safedshb.algorithm.run_target import (
+    calibrate_plans,
+    check_length,
+    make_terms,
+)
 from flwr_safedshb.algorithm.split import split_examples
 from flwr_safedshb.algorithm.step import (
     GradientRequest,
@@ -49,11 +54,17 @@ from flwr_safedshb.algorithm.wire import (
 from flwr_safedshb.flower.compat import Mod, check_mods
 from flwr_safedshb.privacy.bad_examples import log_causes
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.datasets import Unpack, make_examples
+from flwr_safedshb.privacy.datasets import (
+    ArrayExamples,
+    Examples,
+    Unpack,
+    make_examples,
+)
 from flwr_safedshb.privacy.losses import Loss, is_rowwise_loss
 from flwr_safedshb.privacy.plan import ALL, Clipping, PrivacyPlan
 from flwr_safedshb.privacy.private_gradient import Vector
 from flwr_safedshb.privacy.randomness.noise import Randomness, SecureRandomness
+from flwr_safedshb.privacy.target import PrivacyTarget
 
 Scalar = bool | bytes | float | int | str
 # Momentum, number of examples, metrics.
@@ -77,7 +88,9 @@ class SafeDSHBClient(NumPyClient):
     dataset : Dataset, sequence, or pair of arrays
         The private examples: items that are pairs (input, target) or dicts, or whole
         arrays of inputs and targets, all of them also nested.
-    plan : PrivacyPlan
+    plan : PrivacyTarget or PrivacyPlan
+        The epsilon of the run, for which each node finds its own noise, or the noise
+        itself.
     context : Context
         Of the node. Its config may hold ``state-dir``, the directory of the privacy
         ledger, and the rules of a `NodePolicy`.
@@ -119,7 +132,7 @@ class SafeDSHBClient(NumPyClient):
         model: nn.Module,
         loss: Loss,
         dataset: object,
-        plan: PrivacyPlan,
+        plan: PrivacyTarget | PrivacyPlan,
         context: Context,
         *,
         target: str | None = None,
@@ -133,9 +146,7 @@ class SafeDSHBClient(NumPyClient):
         trusted_mods: Collection[Mod] = (),
         evaluation: PrivateEvaluation | None = None,
     ) -> None:
-        if plan.part != ALL:
-            raise ValueError(f"part={plan.part!r} of the plan is for the client to say")
-        _check_arguments(model, loss, randomness)
+        _check_arguments(model, loss, randomness, plan)
         source = SecureRandomness() if randomness is None else randomness
         with log_causes(not source.private):
             data = make_examples(dataset, target, unpack, like)
@@ -143,6 +154,11 @@ class SafeDSHBClient(NumPyClient):
                 data.refuse_undeclared()
         held_out = 0 if evaluation is None else evaluation.held_out
         trains, evaluates = split_examples(data, held_out) if held_out else (data, data)
+        terms = RunTerms(max_epsilon, delta, source.private, tuple(node_keys))
+        self.target = plan if isinstance(plan, PrivacyTarget) else None
+        if isinstance(plan, PrivacyTarget):
+            terms = make_terms(plan, terms, context.node_config)
+            plan, evaluation = _calibrate(plan, trains, evaluation, evaluates)
         if trains.size != plan.num_examples:
             raise ValueError(
                 f"num_examples={plan.num_examples} of the plan must be the size of the "
@@ -152,7 +168,7 @@ class SafeDSHBClient(NumPyClient):
             context,
             plan,
             None if evaluation is None else evaluation.plan(evaluates.size),
-            RunTerms(max_epsilon, delta, source.private, tuple(node_keys)),
+            terms,
             data if held_out else None,
         )
         self.model, self.loss, self.context = model, loss, context
@@ -217,6 +233,8 @@ class SafeDSHBClient(NumPyClient):
         self._check_mods()
         try:
             request = parse_train_request(config, self.context.run_id)
+            if self.target is not None:
+                check_length(self.target, request)
             check_weights(parameters, self.template)
             self.source.check_model()
             momentum = yield from training_step(
@@ -291,8 +309,34 @@ def _prepare_model(
     return gradients, Template(tuple(trained), shapes), [*trained.values()]
 
 
-def _check_arguments(model: object, loss: object, randomness: object) -> None:
+def _calibrate(
+    target: PrivacyTarget,
+    trains: Examples,
+    evaluation: PrivateEvaluation | None,
+    evaluates: Examples,
+) -> tuple[PrivacyPlan, PrivateEvaluation | None]:
+    """Return the plans that meet a target; a refusal names sizes, which are public."""
+    # Examples that are read one by one are charged for both, see `split_plans`.
+    separate = trains is not evaluates and isinstance(trains, ArrayExamples)
+    try:
+        return calibrate_plans(
+            target, trains.size, evaluation, evaluates.size, separate=separate
+        )
+    except ValueError as error:
+        raise RefusedError(str(error)) from None
+
+
+def _check_arguments(
+    model: object, loss: object, randomness: object, plan: object
+) -> None:
     """Refuse a class, a name or a number where an object belongs."""
+    if not isinstance(plan, PrivacyPlan | PrivacyTarget):
+        raise ValueError(
+            f"plan={plan!r:.60} must be a PrivacyTarget, such as "
+            "PrivacyTarget(epsilon=3.0, delta=1e-5, steps=60), or a PrivacyPlan"
+        )
+    if isinstance(plan, PrivacyPlan) and plan.part != ALL:
+        raise ValueError(f"part={plan.part!r} of the plan is for the client to say")
     if not isinstance(model, nn.Module):
         raise ValueError(f"model={model!r} must be a module, such as Net()")
     if not callable(loss) or isinstance(loss, type):

@@ -6,22 +6,18 @@ An experiment is one string of Hydra overrides. What it makes is made once in a 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 from hydra.utils import instantiate
-from numpy.typing import NDArray
 from omegaconf import DictConfig
 from torch import nn
 
 from flwr_safedshb.algorithm.answer_evaluation import PrivateEvaluation
-from flwr_safedshb.algorithm.model_arrays import load_weights, trained_parameters
 from flwr_safedshb.algorithm.norm_bound import NormBound
-from flwr_safedshb.algorithm.wire import Arrays
 from flwr_safedshb.attacks import Attack
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import (
@@ -33,12 +29,12 @@ from flwr_safedshb.strategy import SafeDSHB
 from simulations.config import SettingsError, compose_config, resolve_config
 from simulations.data import Examples, Federation, flip_labels, hash_data, split_data
 from simulations.data.own import load_own
-from simulations.models import build_model, loss_and_targets, loss_gradient
+from simulations.models import (
+    build_model,
+    loss_and_targets,
+)
 from simulations.plans import make_plans
 from simulations.schedules import make_schedule
-
-# On at most about so many examples adversaries compute a gradient in every step.
-_KNOWN_EXAMPLES = 10_000
 
 
 def describe_identity(overrides: str) -> dict[str, object]:
@@ -203,26 +199,6 @@ def make_norm_bound(cfg: DictConfig, sizes: Iterable[int]) -> NormBound | None:
 def is_attacked(cfg: DictConfig) -> bool:
     """Whether somebody attacks."""
     return "_target_" in cfg.attack
-
-
-def make_gradient(overrides: str) -> Callable[[Arrays], NDArray[np.float64]]:
-    """Return the gradient, at any model, of the loss on the adversaries' own examples.
-
-    They hold copies of what honest nodes hold, as those who flip labels do. Where that
-    is a lot, they use every second, third or fourth: more would tell them little more.
-    """
-    cfg, data = compose_config(overrides), load_federation(overrides)
-    model = copy.deepcopy(build_untrained(overrides))
-    weights = [*trained_parameters(model).values()]
-    held = [data.shards[i % len(data.shards)] for i in range(cfg.num_malicious_nodes)]
-    stride = -(-sum(len(labels) for _, labels in held) // _KNOWN_EXAMPLES)
-    held = [(inputs[::stride], labels[::stride]) for inputs, labels in held]
-
-    def gradient(sent: Arrays) -> NDArray[np.float64]:
-        load_weights(weights, sent)
-        return loss_gradient(model, held, cfg.weight_decay).astype(np.float64)
-
-    return gradient
 
 
 def make_attack(cfg: DictConfig) -> Attack:

@@ -14,8 +14,10 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from flwr_safedshb.algorithm.answer_evaluation import PrivateEvaluation
+from flwr_safedshb.algorithm.run_target import calibrate_plans
 from flwr_safedshb.privacy.accounting import accountant
 from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement
+from flwr_safedshb.privacy.target import PrivacyTarget
 
 # A node whose epsilon is so many times that of most others is warned of.
 _FAR = 3.0
@@ -45,26 +47,31 @@ def make_plans(cfg: DictConfig, size: int) -> Plans:
     that are held out pay for answers alone, and the others for steps alone.
     """
     asked, target = cfg.private_evaluation, cfg.privacy.get("target_epsilon")
-    held_out = 0 if asked.every is None else math.ceil(asked.held_out * size)
-    plan: PrivacyPlan = instantiate(cfg.privacy.plan, num_examples=size - held_out)
-    evaluation, answers = None, 0
+    evaluation, held_out, answers = None, 0, 0
     if asked.every is not None:
-        rounds = cfg.steps // cfg.local_steps
-        answers = -(-rounds // asked.every)
-        noise = asked.noise_multiplier
-        if noise is None:
-            whole = PrivateEvaluation(1.0).plan(held_out)
-            noise = _calibrated(
-                whole, target, cfg.privacy.delta, answers
-            ).noise_multiplier
-        evaluation = PrivateEvaluation(noise, held_out)
-    beside: tuple[tuple[PrivacyPlan, int], ...] = ()
-    if evaluation is not None:
-        beside = ((evaluation.plan(held_out or size), answers),)
+        held_out = math.ceil(asked.held_out * size)
+        answers = -(-(cfg.steps // cfg.local_steps) // asked.every)
+        evaluation = PrivateEvaluation(asked.noise_multiplier, held_out)
+    plan: PrivacyPlan = instantiate(cfg.privacy.plan, num_examples=size - held_out)
+    evaluated = held_out or size
     if target is not None:
-        others = () if held_out else beside
-        plan = _calibrated(plan, target, cfg.privacy.delta, cfg.steps, others)
-    charges = [(plan, cfg.steps), *beside]
+        limits = PrivacyTarget(
+            target,
+            cfg.privacy.delta,
+            cfg.steps,
+            plan.clip_norm,
+            plan.batch_size,
+            plan.sampling,
+            plan.adjacency,
+            plan.clipping,
+            answers,
+        )
+        plan, evaluation = calibrate_plans(
+            limits, plan.num_examples, evaluation, evaluated, separate=held_out > 0
+        )
+    charges = [(plan, cfg.steps)]
+    if evaluation is not None:
+        charges.append((evaluation.plan(evaluated), answers))
     if held_out:
         parts = ("trained", "held-out")
         charges = [
@@ -72,18 +79,6 @@ def make_plans(cfg: DictConfig, size: int) -> Plans:
             for part, (each, count) in zip(parts, charges, strict=True)
         ]
     return Plans(plan, evaluation, tuple(charges))
-
-
-@lru_cache(maxsize=256)
-def _calibrated(
-    plan: PrivacyPlan,
-    target: float,
-    delta: float,
-    steps: int,
-    beside: tuple[tuple[PrivacyPlan, int], ...] = (),
-) -> PrivacyPlan:
-    shape = {k: v for k, v in plan.to_dict().items() if k != "noise_multiplier"}
-    return PrivacyPlan.calibrate(target, delta, steps, **shape, beside=beside)  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=256)

@@ -38,8 +38,9 @@ class PrivateEvaluation:
 
     Attributes
     ----------
-    noise_multiplier : float
-        Standard deviation of the noise, in units of the sensitivity to one example.
+    noise_multiplier : float, optional
+        Standard deviation of the noise, in units of the sensitivity to one example. A
+        client with a `PrivacyTarget` finds it for examples that are held out.
     held_out : int
         How many examples are held out of training; only these are evaluated. With 0
         all examples are trained on and evaluated, and each is charged for both.
@@ -50,14 +51,14 @@ class PrivateEvaluation:
         output is the target's.
     """
 
-    noise_multiplier: float
+    noise_multiplier: float | None = None
     held_out: int = 0
     num_classes: int | None = None
     right: IsCorrect = field(default=is_correct)
 
     def __post_init__(self) -> None:
-        noise = self.noise_multiplier
-        ranges.NOISE_MULTIPLIER.check("noise_multiplier", noise)
+        if self.noise_multiplier is not None:
+            ranges.NOISE_MULTIPLIER.check("noise_multiplier", self.noise_multiplier)
         for name, least, most in (
             ("held_out", 0, ranges.MAX_EXAMPLES),
             ("num_classes", 2, _MAX_CLASSES),
@@ -68,12 +69,17 @@ class PrivateEvaluation:
                 continue
             if not whole or not least <= value <= most:
                 raise ValueError(
-                    f"{name}={ranges.shorten(value)} must be an integer from {least} "
-                    f"to {most}"
+                    f"{name}={ranges.shorten_value(value)} must be an integer from "
+                    f"{least} to {most}"
                 )
 
     def plan(self, num_examples: int) -> PrivacyPlan:
         """Return the plan of one evaluation of `num_examples` examples."""
+        if self.noise_multiplier is None:
+            raise ValueError(
+                "PrivateEvaluation() needs noise_multiplier beside a PrivacyPlan; a "
+                "PrivacyTarget finds it for examples that are held out"
+            )
         return PrivacyPlan(
             1.0, self.noise_multiplier, num_examples, num_examples, sampling="whole"
         )
@@ -116,8 +122,7 @@ class Evaluator:
             raise RefusedError("this client does not evaluate models on its data")
         if request.per_class and num_classes is None:
             raise RefusedError("this client does not evaluate by class")
-        if self.dataset.like is not None:
-            self.source.gradients.prepare(*self.dataset.like)
+        self.source.gradients.prepare(*self.dataset.like)
         budget.charge_evaluation(request)
         load_weights(self.source.trained, weights)
         randomness = self.source.randomness.for_step(

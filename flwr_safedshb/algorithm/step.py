@@ -162,8 +162,7 @@ class GradientSource:
         """
         # Only a simulation may say what is wrong with its examples.
         with log_causes(not self.randomness.private):
-            if self.dataset.like is not None:
-                self.gradients.prepare(*self.dataset.like)
+            self.gradients.prepare(*self.dataset.like)
 
     def draw(self, step: int) -> BatchSource:
         """Return the examples and the randomness that a step draws its batch from."""

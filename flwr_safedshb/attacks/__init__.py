@@ -1,7 +1,7 @@
 """Attacks: honest vectors go in, what f adversaries send comes out."""
 
 from flwr_safedshb.attacks.base import Aggregate, Attack
-from flwr_safedshb.attacks.collusion import Drift, MimicShift, Strongest
+from flwr_safedshb.attacks.collusion import Drift, MimicShift, Strongest, Target
 from flwr_safedshb.attacks.label_flip import LabelFlip
 from flwr_safedshb.attacks.optimized import (
     ALIE,
@@ -11,6 +11,7 @@ from flwr_safedshb.attacks.optimized import (
     damage_by_tau,
     most_damaging_tau,
 )
+from flwr_safedshb.attacks.planner import PushPlanner
 from flwr_safedshb.attacks.simple import (
     FarCluster,
     Gaussian,
@@ -37,9 +38,11 @@ __all__ = [
     "MinMax",
     "MinSum",
     "NonFinite",
+    "PushPlanner",
     "SearchedAttack",
     "SignFlip",
     "Strongest",
+    "Target",
     "Zero",
     "damage_by_tau",
     "most_damaging_tau",

@@ -48,6 +48,21 @@ class Attack(ABC):
         """
         return self
 
+    @property
+    def wants_goal(self) -> bool:
+        """Whether the adversaries need to be told where the model shall go."""
+        return False
+
+    def with_goal(self, goal: FloatArray) -> Self:
+        """Return the attack of adversaries who know a goal, if that is of use.
+
+        Parameters
+        ----------
+        goal : (d,) array
+            Where the model shall go in this run, as seen from the first model.
+        """
+        return self
+
     def __call__(
         self, honest: Floats, f: int, rng: np.random.Generator, aggregate: Aggregate
     ) -> Floats:

@@ -12,7 +12,9 @@ training: these attacks find out.
 What honest clients send are momentums, averages over many steps, that lag behind the
 gradient. Colluders who hold examples of their own know better: `gradient` is theirs at
 the model of the step, and what an aggregate does to their loss is, to first order, its
-inner product with that.
+inner product with that. But what lowers the loss least in every step need not leave the
+highest loss in the end: the model swings, and pushes that follow its gradient cancel.
+Colluders with a goal for the whole run push one way throughout.
 """
 
 from abc import abstractmethod
@@ -260,11 +262,34 @@ class Drift(ColludingAttack):
 
 
 @dataclass(frozen=True)
-class Strongest(ColludingAttack):
+class _EveryFamily(ColludingAttack):
+    """All places to stand, all ways to go, equal vectors and vectors that spread."""
+
+    @abstractmethod
+    def known_gradient(self) -> FloatArray | None:
+        """Return the gradient, (d,), of what the colluders want to grow, if known."""
+
+    def list_rays(self, honest: FloatArray, f: int) -> Rays:
+        """Return the families together."""
+        known = self.known_gradient()
+        up = ascent_direction(honest, known)
+        way = np.zeros(honest.shape[1]) if up is None else up
+        names = [name for name in DIRECTIONS if name != "gradient" or known is not None]
+        places = [None, *farthest_clients(honest, way, self.places)]
+        rays = make_rays(honest, f, places, make_shifts(honest, way, names))
+        return rays.add_spread_copies(len(honest))
+
+    def target_direction(self, honest: FloatArray) -> FloatArray | None:
+        """Return the way against that gradient, or else against the honest mean."""
+        return ascent_direction(honest, self.known_gradient())
+
+
+@dataclass(frozen=True)
+class Strongest(_EveryFamily):
     """In every step the worst of all families, for the rule that is attacked.
 
-    Greedy: the worst for the step, and not the worst known for a run. At momentum 0.95
-    pulling along one target throughout does more damage.
+    Greedy: the worst for the step, and not the worst known for a run. `Target` does
+    more damage to many schedules, above all with full batches or momentum below 0.99.
 
     The colluders stand at the mean or at an honest client, go any way of `MimicShift`,
     and send equal vectors or vectors that spread as the honest ones do. On these rays
@@ -283,15 +308,45 @@ class Strongest(ColludingAttack):
         """Yes, though they do without where there is none."""
         return True
 
-    def list_rays(self, honest: FloatArray, f: int) -> Rays:
-        """Return the families together."""
-        up = ascent_direction(honest, self.gradient)
-        way = np.zeros(honest.shape[1]) if up is None else up
-        names = [n for n in DIRECTIONS if n != "gradient" or self.gradient is not None]
-        places = [None, *farthest_clients(honest, way, self.places)]
-        rays = make_rays(honest, f, places, make_shifts(honest, way, names))
-        return rays.add_spread_copies(len(honest))
+    def known_gradient(self) -> FloatArray | None:
+        """Return that of the adversaries' own examples."""
+        return self.gradient
 
-    def target_direction(self, honest: FloatArray) -> FloatArray | None:
-        """Return the way up the loss."""
-        return ascent_direction(honest, self.gradient)
+
+@dataclass(frozen=True)
+class Target(_EveryFamily):
+    """Pull the model the same way in every step of a run, as far as the rule lets it.
+
+    What a rule lets through once, it lets through every time, and the model adds it up.
+    On the rays of `Strongest`, with the goal in the place of the gradient.
+
+    Parameters
+    ----------
+    goal : (d,) array, optional
+        Where the model shall go, as seen from the first model; only its direction
+        counts. The worst that is known is minus the way to the optimum of the
+        adversaries' own examples, which an experiment of the repository computes.
+        Without a goal they go against the honest mean of the step, which is far weaker.
+    scales, places, every
+        As for `MimicShift`.
+    """
+
+    goal: FloatArray | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.goal is not None and not np.isfinite(self.goal).all():
+            raise ValueError("goal holds NaN or infinity; give a finite vector, (d,)")
+
+    @property
+    def wants_goal(self) -> bool:
+        """Yes, if there is none yet."""
+        return self.goal is None
+
+    def with_goal(self, goal: FloatArray) -> Self:
+        """Return the attack of colluders who know where the model shall go."""
+        return replace(self, goal=goal)
+
+    def known_gradient(self) -> FloatArray | None:
+        """Return the goal: it is the gradient of how far along it the model is."""
+        return self.goal

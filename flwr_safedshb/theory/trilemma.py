@@ -210,9 +210,9 @@ def lower_bound_violations(at: MeanEstimation) -> tuple[str, ...]:
         cap = error_cap(at.n, at.f, at.clip_norm)
         least = robustness_lower_bound(at.n, at.f, at.clip_norm)
         violations.append(
-            f"rho must be at most {cap:.3g}, which nothing meets for f={at.f} and "
-            f"heterogeneity >= clip_norm: robustness alone costs {least:.3g}; use the "
-            "parts of the bound"
+            f"it needs an error rho of at most {cap:.3g}, and for f={at.f} and "
+            f"G >= C the third term alone is at least {least:.3g}; so no setting with "
+            "f >= 1 meets it, and only single terms can be proven"
         )
     return tuple(violations)
 
@@ -235,15 +235,16 @@ def term_violations(at: MeanEstimation) -> dict[Term, tuple[str, ...]]:
     least = 2.0**-at.m
     if not least <= at.delta < 1.0 / at.m:
         both.append(
-            f"delta={at.delta:.3g} must be at least 2^-m={least:.3g} and below "
-            f"1/m={1.0 / at.m:.3g}"
+            f"it needs delta between 2^-m = {least:.3g} and 1/m = {1.0 / at.m:.3g}, "
+            f"and delta is {at.delta:.3g}"
         )
     robustness = [*alone]
     largest = at.clip_norm * math.sqrt(kappa_lb(at.n, at.f))
     if at.f and not 0.0 < at.heterogeneity <= largest:
         robustness.append(
-            f"heterogeneity={at.heterogeneity:g} must be above 0 and at most "
-            f"{largest:.4g}, what examples in a ball of radius clip_norm allow"
+            f"it needs honest gradients that differ by G above 0 and at most "
+            f"{largest:.4g} (the most that clipping to C allows), and G is "
+            f"{at.heterogeneity:g}"
         )
     return {
         "privacy": tuple(_require_privacy_conditions(at)),
@@ -253,7 +254,7 @@ def term_violations(at: MeanEstimation) -> dict[Term, tuple[str, ...]]:
 
 
 def _require_three_clients(at: MeanEstimation) -> list[str]:
-    return [] if at.n >= 3 else [f"n={at.n} must be at least 3; add clients"]
+    return [] if at.n >= 3 else [f"it needs at least 3 clients, and n is {at.n}"]
 
 
 def _require_privacy_conditions(at: MeanEstimation) -> list[str]:
@@ -263,18 +264,18 @@ def _require_privacy_conditions(at: MeanEstimation) -> list[str]:
     largest = 1.0 / (4.0 * math.sqrt(2.0 * n * math.log(m + 1.0)))
     if at.epsilon > largest:
         violations.append(
-            f"epsilon={at.epsilon:.4g} must be at most 1/(4 sqrt(2 n ln(m+1)))="
-            f"{largest:.3g}; lower it"
+            f"it needs epsilon <= 1/(4 sqrt(2 n ln(m+1))) = {largest:.3g}, and epsilon "
+            f"is {at.epsilon:.4g}"
         )
     if n * at.delta >= 1.0 / (8.0 * m):
         violations.append(
-            f"n*delta={n * at.delta:.3g} must be below 1/(8m)={1.0 / (8.0 * m):.3g}; "
-            f"lower delta below {1.0 / (8.0 * m * n):.2g}"
+            f"it needs delta < 1/(8 n m) = {1.0 / (8.0 * m * n):.3g}, and delta is "
+            f"{at.delta:.3g}"
         )
     if math.log2(n * at.delta) <= -m:
         violations.append(
-            f"n*delta={n * at.delta:.3g} must be above 2^-m={2.0**-m:.3g}; raise delta "
-            "or have more examples"
+            f"it needs n delta > 2^-m = {2.0**-m:.3g}, and n delta is "
+            f"{n * at.delta:.3g}"
         )
     return violations
 
@@ -283,9 +284,8 @@ def _require_heterogeneity(at: MeanEstimation) -> list[str]:
     if at.heterogeneity >= at.clip_norm:
         return []
     return [
-        f"heterogeneity={at.heterogeneity:g} must be at least clip_norm="
-        f"{at.clip_norm:g}: the example that proves it has honest clients that differ "
-        "by so much"
+        f"it needs honest gradients that differ by G >= C = {at.clip_norm:g}, and G is "
+        f"{at.heterogeneity:g}"
     ]
 
 

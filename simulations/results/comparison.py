@@ -28,6 +28,7 @@ ATTACK_WORDS = {
     "mimic-shift": "mimic-shift",
     "drift": "drift",
     "strongest": "strongest",
+    "target": "target",
 }
 ACCURACY = (
     "Accuracy of the model that the runs return, on the test set: mean ± standard "

@@ -25,6 +25,7 @@ from flwr_safedshb.attacks import (
     MinSum,
     SignFlip,
     Strongest,
+    Target,
     Zero,
 )
 from flwr_safedshb.attacks.candidates import Candidates, measure_damage
@@ -46,6 +47,7 @@ COLLUDERS: list[ColludingAttack] = [
     MimicShift(directions=("mean", "deviation", "spectrum"), aim="distance"),
     Drift(),
     Strongest(),
+    Target(goal=np.linspace(-1.0, 1.0, 12)),
 ]
 every_rule = pytest.mark.parametrize("rule", RULES, ids=str)
 
@@ -218,9 +220,37 @@ def test_a_drift_is_the_same_in_every_step() -> None:
         assert moved @ first > 0.0
 
 
+def test_a_target_pulls_the_model_along_its_goal_in_every_step() -> None:
+    goal = np.random.default_rng(1).normal(size=12)
+    for seed in range(5):
+        honest, rng = vectors(seed), np.random.default_rng(0)
+        # The model goes where the aggregate does not: theta -= rate * aggregate.
+        gone = -SMEA()(
+            np.vstack((honest, Target(goal=goal)(honest, 3, rng, SMEA()))), 3
+        )
+        others = [Strongest(), FOE(), Drift(), MimicShift(), Mimic()]
+        ways = [
+            -SMEA()(np.vstack((honest, a(honest, 3, rng, SMEA()))), 3) for a in others
+        ]
+        assert gone @ goal > max(way @ goal for way in ways)
+        assert gone @ goal > -honest.mean(axis=0) @ goal
+        # Only the direction counts.
+        far = Target(goal=1e6 * goal)(honest, 3, rng, SMEA())
+        np.testing.assert_allclose(far, Target(goal=goal)(honest, 3, rng, SMEA()))
+
+
+def test_a_target_wants_a_goal_until_it_has_one() -> None:
+    assert Target().wants_goal
+    known = Target().with_goal(np.ones(12))
+    assert not known.wants_goal
+    assert not Strongest().wants_goal
+    with pytest.raises(ValueError, match="goal holds NaN"):
+        Target(goal=np.array([1.0, np.nan]))
+
+
 @pytest.mark.parametrize("attack", COLLUDERS, ids=str)
 def test_honest_vectors_that_are_equal_or_zero(attack: ColludingAttack) -> None:
-    for honest in (np.ones((4, 3)), np.zeros((4, 3))):
+    for honest in (np.ones((4, 12)), np.zeros((4, 12))):
         sent = attack(honest, 3, np.random.default_rng(0), SMEA())
         assert np.isfinite(sent).all()
 

@@ -25,20 +25,33 @@ def told(capsys: pytest.CaptureFixture[str], arguments: str) -> dict[str, Any]:
     return found
 
 
-def test_the_papers_setting(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verdict_comes_first_and_theory_on_demand(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     text = " ".join(planned(capsys, PAPER + " -s 1").split())
-    assert "sigma_DP = 0.08 in every coordinate" in text
-    assert "kappa = 12 for SMEA (the paper: 48), 9 for Filter with a bound" in text
-    assert "epsilon = 1.014 with fixed batches <- this plan" in text
-    assert "epsilon = 0.541 with poisson batches" in text
+    assert text.startswith("Attackers: no 3 of 7 can reverse a step whose gradient")
+    assert "epsilon 1.014 of one example at delta 0.0001, over all steps" in text
+    assert "0.541 with poisson batches and the same noise" in text
+    assert "noise multiplier 1 " in text
+    assert "noise 0.08 " in text
+    assert "kappa 12 " in text
+    assert "lower bound" not in text
+    theory = " ".join(planned(capsys, PAPER + " -s 1 --theory").split())
+    assert theory.startswith(text.partition("--theory:")[0])
     # d/f = 69/3: privacy against what adversaries hide in its noise.
-    assert "privacy dominates, 23 times the next" in text
+    assert "largest cause: privacy, 23 times the next" in theory
+    assert "SMEA 12 (in the paper 48), Filter with a bound 9 (in the paper" in theory
     # Of the lower bound nothing is proven here, and each reason is named once.
-    assert "proven in this setting: no term." in text
-    assert "not privacy: epsilon=1.014 must be at most" in text
-    assert text.count("n*delta=0.0007 must be below 1/(8m)=4.52e-05") == 1
-    assert text.count("heterogeneity=0 must be at least clip_norm=1") == 1
-    assert "not the whole: rho must be at most 0.01" in text
+    assert "Proven for yours: nothing." in theory
+    assert "privacy: it needs epsilon <= 1/(4 sqrt(2 n ln(m+1))) = 0.0237" in theory
+    assert theory.count("it needs delta < 1/(8 n m) = 6.46e-06") == 1
+    assert theory.count("differ by G >= C = 1, and G is 0") == 1
+    assert "all three at once: it needs an error rho of at most 0.01" in theory
+
+
+def test_no_attackers_to_withstand_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    text = planned(capsys, SMALL + " --epsilon 1 -f 0")
+    assert "a single hostile client can ruin the model" in " ".join(text.split())
 
 
 @pytest.mark.usefixtures("shipped_samplers")
@@ -106,9 +119,9 @@ def test_what_is_proven_in_a_setting(capsys: pytest.CaptureFixture[str]) -> None
     apart = told(capsys, held + " -G 1")["lower_bound"]
     assert apart["proven"] == ["privacy", "both", "robustness"]
     assert len(apart["violated_assumptions"]) == 1
-    text = " ".join(planned(capsys, held + " -G 1").split())
-    assert "proven in this setting: privacy, both, robustness." in text
-    assert "not the whole: rho" in text
+    text = " ".join(planned(capsys, held + " -G 1 --theory").split())
+    assert "Proven for yours: privacy, both, robustness." in text
+    assert "all three at once: it needs an error rho" in text
 
 
 def test_noise_is_calibrated_to_a_target(capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,11 +170,11 @@ def test_alternatives_can_all_be() -> None:
 
 
 def test_where_robustness_dominates(capsys: pytest.CaptureFixture[str]) -> None:
-    text = planned(capsys, SMALL + " --epsilon 1 -G 0.5")
-    assert "robustness dominates" in text
-    assert "takes over" not in text
-    alone = planned(capsys, SMALL + " --epsilon 1 -f 0")
-    assert "privacy dominates, alone." in alone
+    text = planned(capsys, SMALL + " --epsilon 1 -G 0.5 --theory")
+    assert "largest cause: robustness" in text
+    assert "It is robustness once" not in text
+    alone = planned(capsys, SMALL + " --epsilon 1 -f 0 --theory")
+    assert "privacy, the only cause." in alone
 
 
 @pytest.mark.parametrize(
@@ -219,7 +232,7 @@ def test_it_says_whether_a_training_withstands(
     fast = told(capsys, PAPER + " -s 1" + steep)
     assert not fast["withstands"]
     main(["plan", *PAPER.split(), "-s", "1", *steep.split()])
-    assert "not likely that half of its progress" in capsys.readouterr().out
+    assert "not likely that the training keeps half" in capsys.readouterr().out
 
 
 def test_answers_cost_and_are_as_precise_as_is_said(
@@ -248,7 +261,7 @@ def test_answers_cost_and_are_as_precise_as_is_said(
     common[common.index("-f") + 1] = "3"
     assert main(common) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "f >= n/3: liars alone can take either end of it to 0 or 1" in text
+    assert "With f >= n/3 liars alone can move either end to 0 or 1" in text
     for wrong in (["--evaluations", "0"], ["--held-out", "-1"]):
         assert main([*common, *wrong]) != 0
         assert wrong[0].strip("-").replace("-", "_") in capsys.readouterr().err

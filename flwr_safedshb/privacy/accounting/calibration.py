@@ -22,7 +22,7 @@ _AIMED_SHARE = 0.997
 _RESOLUTION = 1e-6
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def calibrate(
     shape: PrivacyPlan,
     target_epsilon: float,
