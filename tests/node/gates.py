@@ -261,7 +261,7 @@ class Place:
         """Break off the connection by which a request has come."""
         for connection in self.gate.server.server_state.connections:
             if connection.client == request.connection:
-                connection.transport.abort()  # type: ignore[union-attr]
+                connection.transport.abort()
 
     @asynccontextmanager
     async def node(self, number: int, registered: bool = True) -> AsyncIterator[Node]:
@@ -320,7 +320,7 @@ async def running(
         port = listener.getsockname()[1]
         task = asyncio.create_task(gate.serve(listener))
         stack.push_async_callback(gate.server.shutdown)
-        stack.push_async_callback(asyncio.gather, task, return_exceptions=True)
+        stack.push_async_callback(asyncio.wait, [task])
         stack.callback(task.cancel)
         while not gate.server.started:
             await asyncio.sleep(0)
@@ -333,13 +333,13 @@ KIT = Path(node_room.__file__).parent / "template"
 
 
 @asynccontextmanager
-async def proxy(shown: Path, port: int) -> AsyncIterator[int]:
+async def proxy(shown: Path, port: int, host: str = "127.0.0.1") -> AsyncIterator[int]:
     """Run HAProxy with the kit's configuration before a port; yield its own."""
     haproxy = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
     assert haproxy, "install haproxy: the kit's configuration is tested with it"
     own = free_port()
     addresses = {
-        "GATE": f"127.0.0.1:{own}",
+        "GATE": f"{host}:{own}",
         "GATE_CERTIFICATE": str(shown),
         "CHECKER": f"127.0.0.1:{port}",
     }
@@ -349,7 +349,7 @@ async def proxy(shown: Path, port: int) -> AsyncIterator[int]:
     try:
         while True:
             with suppress(ConnectionRefusedError):
-                _, writer = await asyncio.open_connection("127.0.0.1", own)
+                _, writer = await asyncio.open_connection(host, own)
                 writer.close()
                 break
             assert process.returncode is None

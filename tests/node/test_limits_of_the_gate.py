@@ -220,3 +220,48 @@ def test_bodies_of_one_node_wait_for_its_places(tmp_path: Path) -> None:
                 writer.transport.abort()
 
     visited(tmp_path, visit, limits)
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path) -> None:
+    async def visit(place: Place) -> None:
+        async with place.node(5) as node:
+            reader, writer = await place.connect()
+            head = await raw(place, node, "send-node-heartbeat", beat(node))
+            writer.write(head[:-1])
+            assert b" 408 " in await reader.readline()
+            writer.close()
+
+    # Nodes come in before, so it is no less than they need.
+    limits = Limits(hold_seconds=0.05, body_seconds=2.0)
+    visited(tmp_path, visit, limits)
+
+
+def test_the_body_of_a_stranger_is_not_read(tmp_path: Path) -> None:
+    """Who signs with a key of their own may say no more than an activation takes."""
+
+    async def visit(place: Place) -> None:
+        async with place.node(5, registered=False) as node:
+            found = await node.link.post(
+                "/v1/fleet/push-object",
+                content=b"x" * 100_000,
+                headers=sign_headers(node.key),
+            )
+            assert found.status_code == 413
+
+    assert not visited(tmp_path, visit).calls
+
+
+def test_refusals_are_counted_not_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def visit(place: Place) -> None:
+        for request in (b"POST / HTTP/1.1\r\nhost: g\r\n\r\n", b"nonsense\r\n\r\n"):
+            for _ in range(10):
+                reader, writer = await place.connect()
+                writer.write(request)
+                await reader.readline()
+                writer.close()
+        assert place.gate.refusals.total() == 10
+
+    visited(tmp_path, visit)
+    assert not [r for r in caplog.records if r.name.startswith(("safedshb", "uvicorn"))]

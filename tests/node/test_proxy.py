@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -14,11 +15,14 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from flwr_safedshb.node.flower_patches import fleet_api
 from flwr_safedshb.node.flower_patches.supernode import default_limits, keep_connections
 from flwr_safedshb.node.gate.limits import Limits
+from tests.guard import HANGS
 from tests.node.gates import (
     QUICK,
     Node,
     Place,
     SuperLink,
+    certificate,
+    proxy,
     question,
     reply,
     running,
@@ -262,3 +266,31 @@ def test_a_gate_that_is_started_again_is_waited_for(tmp_path: Path) -> None:
             assert given.metadata.message_id == message.object_id
 
     asyncio.run(story())
+
+
+def test_an_ipv6_network_counts_as_one_address(tmp_path: Path) -> None:
+    """A line is given a network of 2^64 addresses."""
+    seen: list[bytes] = []
+
+    async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def story() -> None:
+        shown, _ = certificate(tmp_path)
+        trusted = ssl.create_default_context(cafile=str(shown))
+        trusted.check_hostname = False  # it is of another address
+        async with (
+            asyncio.timeout(HANGS),
+            await asyncio.start_server(note, "127.0.0.1", 0) as gate,
+            proxy(shown, gate.sockets[0].getsockname()[1], "::1") as port,
+        ):
+            reader, writer = await asyncio.open_connection("::1", port, ssl=trusted)
+            writer.write(PULL + b"content-length: 0\r\n\r\n")
+            assert b" 200 " in await reader.readline()
+            writer.close()
+
+    asyncio.run(story())
+    assert b"\r\nx-forwarded-for: ::\r\n" in seen[0]
