@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import cast
 
@@ -27,6 +28,8 @@ from flwr_safedshb.algorithm.run import RecordKeys, TrainingRun
 from flwr_safedshb.algorithm.schedules import Schedule
 from flwr_safedshb.algorithm.settings import StopWhen, StrategySettings
 from flwr_safedshb.flower.grid import FaultTolerantGrid, Patience, SimulatedGrid
+
+_SETTINGS = frozenset(field.name for field in fields(StrategySettings))
 
 
 class SafeDSHB(FedAvg):
@@ -188,6 +191,15 @@ class SafeDSHB(FedAvg):
         self.fraction_evaluate = fraction_evaluate
         keys = RecordKeys(arrayrecord_key, configrecord_key)
         self.run = TrainingRun(self.settings, keys, type(self).__name__)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse to change a setting of a made strategy, which would do nothing."""
+        if name in _SETTINGS and "run" in vars(self):
+            raise AttributeError(
+                f"{name} is fixed once the strategy is made; make it with "
+                f"{type(self).__name__}({name}=...)"
+            )
+        super().__setattr__(name, value)
 
     def summary(self) -> None:
         """Log the settings of the strategy."""

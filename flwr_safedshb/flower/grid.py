@@ -99,6 +99,18 @@ def is_simulated(grid: Grid) -> bool:
     return isinstance(grid, SimulatedGrid) or is_flower_simulation(grid)
 
 
+def has_fixed_nodes(grid: Grid) -> bool:
+    """Return True if no node can join a Grid: its nodes are simulated in this process.
+
+    A wrapper that lists nodes itself may list more of them later.
+    """
+    while isinstance(grid, WrappedGrid):
+        if type(grid).get_node_ids is not WrappedGrid.get_node_ids:
+            return False
+        grid = grid.grid
+    return isinstance(grid, SimulatedGrid)
+
+
 @dataclass(frozen=True)
 class Patience:
     """How long the last nodes of a round are waited for.
