@@ -42,6 +42,7 @@ from flwr_safedshb.algorithm.private_evaluation import aggregate_evaluation
 from flwr_safedshb.algorithm.progress import NothingTrainedError, Progress, StopRun
 from flwr_safedshb.algorithm.round import NORM_BOUND, SentRound, aggregate_round
 from flwr_safedshb.algorithm.run_identity import identify_run
+from flwr_safedshb.algorithm.run_status import StatusWriter
 from flwr_safedshb.algorithm.schedules import noise_left
 from flwr_safedshb.algorithm.screening import check_first_round, l2_norm
 from flwr_safedshb.algorithm.settings import (
@@ -105,6 +106,8 @@ class TrainingRun:
         self._rates: list[tuple[float, float]] = []
         self._template: Template | None = None
         self._ttl: float | None = None
+        checkpoint = settings.checkpoint
+        self._status = None if checkpoint is None else StatusWriter(Path(checkpoint))
 
     def begin(
         self,
@@ -196,6 +199,8 @@ class TrainingRun:
         messages = self._make_messages(
             content, cohort.nodes, MessageType.TRAIN, step + 1
         )
+        if self._status is not None:
+            self._status.begin_round(progress, cohort.nodes)
         self._sent = SentRound(
             arrays,
             template,
@@ -230,6 +235,8 @@ class TrainingRun:
         if self.settings.output == "average":
             add_to_mean(progress)
         progress.train[progress.step] = metrics
+        if self._status is not None:
+            self._status.end_round(progress)
         return arrays, metrics
 
     def plan_evaluation(
@@ -300,6 +307,8 @@ class TrainingRun:
         last = progress.train.get(progress.step, MetricRecord())
         log_privacy(last, settings.fraction_evaluate > 0.0)
         rounds, skipped = len(progress.train), len(progress.skipped_rounds)
+        if self._status is not None:
+            self._status.end_run(progress)
         if skipped:
             text = "%d of %d rounds were skipped and took no step"
             log(WARNING, text, skipped, rounds)
