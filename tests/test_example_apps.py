@@ -29,10 +29,16 @@ def diffs() -> Any:
 def test_from_plain_to_private_takes_few_lines() -> None:
     made = diffs()
     for app in made.APPS:
-        # The private form of one evaluates without a function of its own.
-        most = 36 if app == "torch" else 15
-        assert made.changed(made.diff(app, "client")) <= most
-        assert made.changed(made.diff(app, "server")) <= 3
+        for side, most in (("client", 15), ("server", 3)):
+            lines = made.diff(app, side)
+            assert made.count_changes(lines)[0] <= most, (app, side)
+            text = "\n".join(lines)
+            # What each says: epsilon, f, and evaluation within the guarantee.
+            needed = {
+                "client": ("PrivacyTarget(", "PrivateEvaluation("),
+                "server": ("num_malicious_nodes=1", "evaluate_every="),
+            }
+            assert all(words in text for words in needed[side])
         plain, private = (
             (PAIRS / app / form / "task.py").read_text()
             for form in ("plain", "private")

@@ -49,7 +49,7 @@ class TrainRequest:
     local_steps : int
         K. The reply is the mean of the K momentums.
     learning_rate : float
-        gamma, used between local steps only.
+        gamma, used between local steps only; 0 if the message does not say.
     report_privacy : bool
         Whether the reply states the epsilon of the run.
     run : RunLength, optional
@@ -204,13 +204,14 @@ def _parse_local_steps(config: Config) -> tuple[int, float]:
             f"the message's {wire.LOCAL_STEPS} must be an integer from 1 to "
             f"{wire.MAX_LOCAL_STEPS}"
         )
-    if count == 1:
+    known = isinstance(rate, float | int) and 0.0 < rate < math.inf
+    if count == 1 and not known:
         return 1, 0.0
-    if not isinstance(rate, float | int) or not 0.0 < rate < math.inf:
+    if not known:
         raise RefusedError(
             f"the message's {wire.LEARNING_RATE} must be finite and above 0"
         )
-    return count, float(rate)
+    return count, float(cast(float, rate))
 
 
 def _is_count(value: object, most: int = 2**62) -> TypeGuard[int]:

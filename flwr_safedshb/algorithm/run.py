@@ -29,8 +29,9 @@ from flwr.serverapp import Grid
 from flwr_safedshb.algorithm import wire
 from flwr_safedshb.algorithm.attendance import Attendance
 from flwr_safedshb.algorithm.checkpoint import load_matching, save
+from flwr_safedshb.algorithm.expectation import expect_run, log_once
 from flwr_safedshb.algorithm.output import add_to_mean, select_output
-from flwr_safedshb.algorithm.participation import split_risk
+from flwr_safedshb.algorithm.participation import Cohort, split_risk
 from flwr_safedshb.algorithm.plain_evaluation import (
     compute_medians,
     draw_evaluators,
@@ -52,7 +53,7 @@ from flwr_safedshb.algorithm.settings import (
     warn_of_plain_evaluation,
     warn_of_unused_config,
 )
-from flwr_safedshb.algorithm.wire import Template
+from flwr_safedshb.algorithm.wire import Template, decode_arrays
 from flwr_safedshb.flower.compat import replace_entries_unchecked
 
 # The purposes of random generators: each has its own stream.
@@ -172,6 +173,7 @@ class TrainingRun:
         )
         if first:
             warn_of_unused_config(config)
+            self._log_expectation(progress, cohort)
         while len(self._rates) <= step:  # the number of rounds is open
             self._rates.append(settings.rates_in_round(len(self._rates)))
         rate, momentum = self._rates[step]
@@ -409,6 +411,22 @@ class TrainingRun:
         return bound.reply_norm(
             gradient_norm, before, l2_norm(weights), learning_rate, local_steps
         )
+
+    def _log_expectation(self, progress: Progress, cohort: Cohort) -> None:
+        """Log whether the training has a chance, where clip and noise are public."""
+        settings, bound = self.settings, self.settings.norm_bound
+        noise_std = settings.noise_std if bound is None else bound.noise_std
+        if self.num_rounds is None or noise_std is None:
+            return
+        for expectation in expect_run(
+            decode_arrays(progress.arrays),
+            noise_std,
+            None if bound is None else bound.clip_norm,
+            (len(cohort.nodes), cohort.num_malicious),
+            self.num_rounds * settings.local_steps,
+            self._rates[0],
+        ):
+            log_once(expectation)
 
     def _noise_in_momentum(self, step: int) -> float | None:
         """Return the noise in the momentum of a node that took every step so far."""

@@ -21,6 +21,7 @@ from flwr_safedshb.node.metrics import (
 from flwr_safedshb.node.status_page import guard_page, make_text_page
 from flwr_safedshb.privacy.ledger.database import LedgerError
 from flwr_safedshb.privacy.ledger.snapshot import open_snapshot
+from flwr_safedshb.privacy.plan import describe_unit
 
 # Between two readings: to read the ledger takes more than to answer a message.
 _REPORT_SECONDS = 60.0
@@ -34,6 +35,7 @@ class BudgetStatus:
     spent: float
     limit: float
     delta: float
+    unit: str
 
     @classmethod
     def read(cls, path: Path) -> BudgetStatus:
@@ -45,7 +47,9 @@ class BudgetStatus:
         """
         with open_snapshot(path) as ledger:
             steps = sum(charge.steps for charge in ledger.charges())
-            return cls(steps, ledger.epsilon(), ledger.max_epsilon, ledger.delta)
+            spent, limit = ledger.statement(), ledger.max_epsilon
+            unit = describe_unit(spent.unit)
+            return cls(steps, spent.epsilon, limit, ledger.delta, unit)
 
     @property
     def left(self) -> float:
@@ -56,7 +60,8 @@ class BudgetStatus:
         """Return it in words."""
         return (
             f"{self.steps} steps charged: epsilon = {self.spent:.4g} of "
-            f"{self.limit:g} spent at delta = {self.delta:g}, {self.left:.4g} left"
+            f"{self.limit:g} spent at delta = {self.delta:g} for {self.unit}, "
+            f"{self.left:.4g} left"
         )
 
 

@@ -36,7 +36,7 @@ from flwr_safedshb.privacy.ledger.database import (
     open_database,
 )
 from flwr_safedshb.privacy.ledger.history import History, Kind
-from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan
+from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyUnit
 
 # Connections of a parent process, kept open: closing one in a child would break locks.
 _inherited: list[sqlite3.Connection] = []
@@ -56,7 +56,7 @@ class LedgerFile:
         The file, by its real name.
     max_epsilon, delta : float
         The limits that it was created with.
-    unit : {"replace-one", "add-remove"}
+    unit : PrivacyUnit
         Its unit of privacy.
     """
 
@@ -78,10 +78,10 @@ class LedgerFile:
                 case [(float() as max_epsilon, float() as delta, str() as unit)] if (
                     EPSILON.contains(max_epsilon)
                     and DELTA.contains(delta)
-                    and unit in get_args(Adjacency)
+                    and unit in get_args(PrivacyUnit)
                 ):
                     self.max_epsilon, self.delta = max_epsilon, delta
-                    self.unit = cast(Adjacency, unit)
+                    self.unit = cast(PrivacyUnit, unit)
                 case _:
                     raise make_damage_error(self.path, "its limits are damaged")
             self._genesis = hash_limits(max_epsilon, delta, unit)
