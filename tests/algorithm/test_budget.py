@@ -105,8 +105,8 @@ def test_nodes_of_a_batched_grid_are_committed_and_charged(tmp_path: Path) -> No
     grid = BatchedGrid(client_app(client_fn), 3)
 
     def ask(step: int) -> list[Message]:
-        told = {**RUN, **TOLD, "step": step}
-        arrays, config = ArrayRecord([*THETA]), ConfigRecord(told)
+        arrays = ArrayRecord([*THETA])
+        config = ConfigRecord({**RUN, **TOLD, "step": step})
         content = RecordDict({"arrays": arrays, "config": config})
         return [Message(content, n, "train") for n in grid.get_node_ids()]
 

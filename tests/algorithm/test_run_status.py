@@ -20,7 +20,8 @@ from flwr_safedshb.node import status_page
 from flwr_safedshb.node.flower_patches.registered_nodes import RegisteredNode
 from flwr_safedshb.node.status_page import RunView
 from flwr_safedshb.strategy import SafeDSHB
-from tests.federation import Layers, federation, model, record
+from tests.federation import federation, model
+from tests.replies import Layers, record
 
 
 def spoil(partition: int, step: int, layers: Layers) -> RecordDict:

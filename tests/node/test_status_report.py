@@ -26,8 +26,8 @@ def test_a_budget_is_said_in_words(ledger: Path) -> None:
     with Ledger(ledger) as opened:
         spent = opened.epsilon()
     assert str(BudgetStatus.read(ledger)) == (
-        f"3 steps charged: epsilon = {spent:.4g} of 4 spent at delta = 1e-05, "
-        f"{4 - spent:.4g} left"
+        f"3 steps charged: epsilon = {spent:.4g} of 4 spent at delta = 1e-05 "
+        f"for one example, {4 - spent:.4g} left"
     )
 
 
