@@ -176,6 +176,10 @@ def check_the_run(machine: Machine, said: dict[str, str]) -> None:
     assert all(m["skipped"] == 0 for m in progress.train.values())
     # Three private steps are no accuracy to speak of; they are steps.
     assert progress.step == STEPS
+    status = said["safedshb status"]
+    assert all(f"node-{node}" in status for node in range(NODES)), status
+    assert "ended: round 3 of 3" in status
+    assert "online" in status
     assert "weight" in said["python -"]
     assert "tensor(" in said["python -"]
     for node in range(NODES):
