@@ -45,6 +45,7 @@ from flwr_safedshb.algorithm.receipt_book import ReceiptBook
 from flwr_safedshb.algorithm.round import NORM_BOUND, SentRound, aggregate_round
 from flwr_safedshb.algorithm.round_record import name_folder
 from flwr_safedshb.algorithm.run_identity import identify_run
+from flwr_safedshb.algorithm.run_status import StatusWriter
 from flwr_safedshb.algorithm.schedules import noise_left
 from flwr_safedshb.algorithm.screening import check_first_round, l2_norm
 from flwr_safedshb.algorithm.settings import (
@@ -109,6 +110,8 @@ class TrainingRun:
         self._rates: list[tuple[float, float]] = []
         self._template: Template | None = None
         self._ttl: float | None = None
+        checkpoint = settings.checkpoint
+        self._status = None if checkpoint is None else StatusWriter(Path(checkpoint))
         self._book: ReceiptBook | None = None
 
     def begin(
@@ -210,6 +213,8 @@ class TrainingRun:
         messages = self._make_messages(
             content, cohort.nodes, MessageType.TRAIN, step + 1
         )
+        if self._status is not None:
+            self._status.begin_round(progress, cohort.nodes)
         page = None
         if self._book is not None:
             local_steps = settings.local_steps
@@ -249,6 +254,8 @@ class TrainingRun:
         if self.settings.output == "average":
             add_to_mean(progress)
         progress.train[progress.step] = metrics
+        if self._status is not None:
+            self._status.end_round(progress)
         return arrays, metrics
 
     def plan_evaluation(
@@ -318,6 +325,8 @@ class TrainingRun:
             save(Path(settings.checkpoint), progress)
         log_closing(progress)
         rounds, skipped = len(progress.train), len(progress.skipped_rounds)
+        if self._status is not None:
+            self._status.end_run(progress)
         if skipped:
             text = "%d of %d rounds were skipped and took no step"
             log(WARNING, text, skipped, rounds)
