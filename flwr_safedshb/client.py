@@ -40,6 +40,7 @@ from flwr_safedshb.algorithm.run_target import (
     check_length,
     make_terms,
 )
+from flwr_safedshb.algorithm.signing import StepSigner
 from flwr_safedshb.algorithm.split import split_examples
 from flwr_safedshb.algorithm.step import (
     GradientRequest,
@@ -226,7 +227,8 @@ class SafeDSHBClient(NumPyClient):
         -------
         momentum, num_examples, metrics
             m_t in float32, or the mean of K of them; m; and the momentum tag, in the
-            last round also the run's ``epsilon`` and ``delta``, if they are known.
+            last round also the run's ``epsilon`` and ``delta``, if they are known, and
+            a signed receipt where the server asks for one.
 
         Raises
         ------
@@ -256,19 +258,27 @@ class SafeDSHBClient(NumPyClient):
                 check_length(self.target, request)
             check_weights(parameters, self.template)
             self.source.check_model()
+            signer = None
+            if request.sign_receipt:  # refused before anything is charged
+                node = self.context.node_id, self.context.node_config
+                signer = StepSigner(*node, self.budget)
             if request.step == 0:
                 self._log_expectation(request, parameters)
             momentum = yield from training_step(
                 request, parameters, self.budget, self.budget.store
             )
-            report = self.budget.report_cost(request) if request.report_privacy else {}
+            arrays = split_vector(momentum, self.template.shapes)
+            metrics: dict[str, Scalar] = {**make_momentum_tag()}
+            if request.report_privacy:
+                metrics |= self.budget.report_cost(request)
+            if signer is not None:
+                metrics |= signer.sign(request, parameters, arrays)
         except GeneratorExit:
             raise
         except BaseException as error:
             refusal = to_refusal(error)
         else:
-            arrays = split_vector(momentum, self.template.shapes)
-            return arrays, self.plan.num_examples, {**report, **make_momentum_tag()}
+            return arrays, self.plan.num_examples, metrics
         # Outside the handler, so that the error and its data are not attached.
         raise refusal
 

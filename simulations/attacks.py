@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,10 +69,13 @@ class Lookahead(Strongest):
 
     Attributes
     ----------
+    output : "last" or "average", optional
+        The model they aim at; by default the one that the run returns.
     horizon, num_plans : int
         See `PushPlanner`.
     """
 
+    output: Literal["last", "average"] | None = None
     horizon: int = 100
     num_plans: int = 60
 

@@ -52,6 +52,8 @@ class TrainRequest:
         gamma, used between local steps only; 0 if the message does not say.
     report_privacy : bool
         Whether the reply states the epsilon of the run.
+    sign_receipt : bool
+        Whether the reply has a receipt.
     run : RunLength, optional
     """
 
@@ -62,6 +64,7 @@ class TrainRequest:
     local_steps: int = 1
     learning_rate: float = 0.0
     report_privacy: bool = False
+    sign_receipt: bool = False
     run: RunLength | None = None
 
     @property
@@ -117,6 +120,7 @@ def parse_train_request(config: Config, run_id: int) -> TrainRequest:
         local_steps=local_steps,
         learning_rate=rate,
         report_privacy=bool(config.get(wire.REPORT_PRIVACY, False)),
+        sign_receipt=bool(config.get(wire.SIGN_RECEIPT, False)),
         run=_parse_run_length(config),
     )
 

@@ -30,7 +30,7 @@ from flwr_safedshb.algorithm import wire
 from flwr_safedshb.algorithm.attendance import Attendance
 from flwr_safedshb.algorithm.checkpoint import load_matching, save
 from flwr_safedshb.algorithm.expectation import expect_run, log_once
-from flwr_safedshb.algorithm.output import add_to_mean, select_output
+from flwr_safedshb.algorithm.output import add_to_mean, draw_index, select_output
 from flwr_safedshb.algorithm.participation import Cohort, split_risk
 from flwr_safedshb.algorithm.plain_evaluation import (
     compute_medians,
@@ -41,7 +41,9 @@ from flwr_safedshb.algorithm.privacy_card import PrivacyCard, make_card
 from flwr_safedshb.algorithm.privacy_report import log_privacy
 from flwr_safedshb.algorithm.private_evaluation import aggregate_evaluation
 from flwr_safedshb.algorithm.progress import NothingTrainedError, Progress, StopRun
+from flwr_safedshb.algorithm.receipt_book import ReceiptBook
 from flwr_safedshb.algorithm.round import NORM_BOUND, SentRound, aggregate_round
+from flwr_safedshb.algorithm.round_record import name_folder
 from flwr_safedshb.algorithm.run_identity import identify_run
 from flwr_safedshb.algorithm.schedules import noise_left
 from flwr_safedshb.algorithm.screening import check_first_round, l2_norm
@@ -55,8 +57,8 @@ from flwr_safedshb.algorithm.settings import (
 from flwr_safedshb.algorithm.wire import Template, decode_arrays
 from flwr_safedshb.flower.compat import replace_entries_unchecked
 
-# The purposes of random generators: each has its own stream.
-NODES, OUTPUT, EVALUATORS = 0, 1, 2
+# The purposes of random generators: each has its own stream. Stream 1 is `output`'s.
+NODES, EVALUATORS = 0, 2
 # By how much a message outlives its round, so that silence is seen as silence.
 _LEEWAY_SECONDS = 10.0
 
@@ -106,6 +108,7 @@ class TrainingRun:
         self._rates: list[tuple[float, float]] = []
         self._template: Template | None = None
         self._ttl: float | None = None
+        self._book: ReceiptBook | None = None
 
     def begin(
         self,
@@ -130,6 +133,9 @@ class TrainingRun:
         if progress is None:
             progress = self._make_progress(num_rounds, initial_arrays, identity)
         self._set_progress(progress)
+        if settings.receipts is not None:
+            folder = name_folder(Path(cast(str, settings.checkpoint)))
+            self._book = ReceiptBook(folder, settings.receipts, self.rounds_done)
         self.num_rounds, self._rates = num_rounds, rates
         # A busy node must not spend budget on a round that is long over.
         self._ttl = timeout + _LEEWAY_SECONDS
@@ -154,7 +160,9 @@ class TrainingRun:
         first = step == self.rounds_done
         progress.arrays = arrays
         self._stop_if_wanted(progress)
-        if settings.output == "uniform" and step == self._output_index(progress):
+        if settings.output == "uniform" and step == draw_index(
+            progress.seed, progress.num_rounds
+        ):
             progress.kept = arrays
         due = step % settings.checkpoint_every == 0
         if due and not first and settings.checkpoint is not None:
@@ -188,6 +196,7 @@ class TrainingRun:
             # Whether the run may be resumed from the step before this one.
             wire.CHECKPOINTED: due,
             wire.REPORT_PRIVACY: report,
+            **({} if self._book is None else {wire.SIGN_RECEIPT: True}),
             **self._run_length(progress),
             # Objects are named by the hash of their bytes; the nonce makes it
             # unpredictable.
@@ -198,6 +207,10 @@ class TrainingRun:
         messages = self._make_messages(
             content, cohort.nodes, MessageType.TRAIN, step + 1
         )
+        page = None
+        if self._book is not None:
+            local_steps = settings.local_steps
+            page = self._book.open_page(step + 1, progress.session, local_steps, arrays)
         self._sent = SentRound(
             arrays,
             template,
@@ -212,6 +225,7 @@ class TrainingRun:
             self._bound_norm(progress, len(messages), rate, before),
             step + 1,
             before,
+            page,
         )
         return messages
 
@@ -431,6 +445,3 @@ class TrainingRun:
         # A function of the step, so that a resumed run makes the same choices.
         seed = self.settings.seed if self.progress is None else self.progress.seed
         return np.random.default_rng([seed or 0, purpose, step])
-
-    def _output_index(self, progress: Progress) -> int:
-        return int(self._make_rng(OUTPUT).integers(progress.num_rounds))
