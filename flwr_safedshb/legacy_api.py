@@ -71,6 +71,8 @@ class ClassicStrategy(Strategy):
         Evaluates the model on the server, as in Flower's own strategies.
     on_fit_config_fn, on_evaluate_config_fn : callable (round) -> config, optional
         Further config entries for the clients.
+    fit_metrics_aggregation_fn, evaluate_metrics_aggregation_fn
+        Refused, because one hostile client decides an average.
     """
 
     def __init__(
@@ -82,12 +84,25 @@ class ClassicStrategy(Strategy):
         evaluate_fn: EvaluateFn | None = None,
         on_fit_config_fn: ConfigFn | None = None,
         on_evaluate_config_fn: ConfigFn | None = None,
+        fit_metrics_aggregation_fn: None = None,
+        evaluate_metrics_aggregation_fn: None = None,
     ) -> None:
         if not isinstance(strategy, SafeDSHB):
             raise ValueError(
                 f"strategy is a {type(strategy).__name__}; give a SafeDSHB, as in "
                 "ClassicStrategy(SafeDSHB(...), initial)"
             )
+        for kind, given in (
+            ("fit", fit_metrics_aggregation_fn),
+            ("evaluate", evaluate_metrics_aggregation_fn),
+        ):
+            if given is not None:
+                raise ValueError(
+                    f"{kind}_metrics_aggregation_fn is not taken: one hostile client "
+                    "would decide its average; leave it out, and let nodes evaluate "
+                    "privately with SafeDSHB(evaluate_every=10), or the server with "
+                    "evaluate_fn"
+                )
         if num_rounds is None and (
             strategy.settings.checkpoint or strategy.settings.output != "last"
         ):

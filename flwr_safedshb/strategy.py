@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import cast
 
@@ -26,7 +27,9 @@ from flwr_safedshb.algorithm.progress import EvaluateFn, RunResult, StopRun
 from flwr_safedshb.algorithm.run import RecordKeys, TrainingRun
 from flwr_safedshb.algorithm.schedules import Schedule
 from flwr_safedshb.algorithm.settings import StopWhen, StrategySettings
-from flwr_safedshb.flower.grid import FaultTolerantGrid, SimulatedGrid
+from flwr_safedshb.flower.grid import FaultTolerantGrid, Patience, SimulatedGrid
+
+_SETTINGS = frozenset(field.name for field in fields(StrategySettings))
 
 
 class SafeDSHB(FedAvg):
@@ -78,6 +81,11 @@ class SafeDSHB(FedAvg):
         Seconds to wait for `min_available_nodes` before giving up.
     give_up_after : float
         Seconds after which a run ends if all its rounds were skipped for lack of nodes.
+    straggler_grace : float
+        Seconds for which the last f nodes of a round are waited for, once the others,
+        more than 2f, have answered; or as long as those took, if that is longer. Who
+        has not answered by then counts as absent. Of `start`, ``timeout`` bounds the
+        whole round.
     participation_confidence : float
         See `fraction_train`.
     authenticated_nodes : bool
@@ -129,6 +137,7 @@ class SafeDSHB(FedAvg):
         min_available_nodes: int | None = None,
         node_timeout: float = 600.0,
         give_up_after: float = 3600.0,
+        straggler_grace: float = 60.0,
         participation_confidence: float = 0.999,
         authenticated_nodes: bool = False,
         foreign_clients: bool = False,
@@ -163,6 +172,7 @@ class SafeDSHB(FedAvg):
             min_available_nodes=min_available_nodes,
             node_timeout=node_timeout,
             give_up_after=give_up_after,
+            straggler_grace=straggler_grace,
             authenticated_nodes=authenticated_nodes,
             checkpoint=checkpoint,
             checkpoint_every=checkpoint_every,
@@ -181,6 +191,15 @@ class SafeDSHB(FedAvg):
         self.fraction_evaluate = fraction_evaluate
         keys = RecordKeys(arrayrecord_key, configrecord_key)
         self.run = TrainingRun(self.settings, keys, type(self).__name__)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse to change a setting of a made strategy, which would do nothing."""
+        if name in _SETTINGS and "run" in vars(self):
+            raise AttributeError(
+                f"{name} is fixed once the strategy is made; make it with "
+                f"{type(self).__name__}({name}=...)"
+            )
+        super().__setattr__(name, value)
 
     def summary(self) -> None:
         """Log the settings of the strategy."""
@@ -208,6 +227,7 @@ class SafeDSHB(FedAvg):
             If all rounds of the run were skipped.
         """
         settings, run = self.settings, self.run
+        patience = Patience(settings.num_malicious_nodes, settings.straggler_grace)
         if settings.num_malicious_nodes > 0:
             warn_of_open_network(
                 grid, settings.num_malicious_nodes, settings.authenticated_nodes
@@ -217,7 +237,9 @@ class SafeDSHB(FedAvg):
         with suppress(StopRun):
             super().start(
                 # A simulated Grid loses no reply because of another.
-                grid if isinstance(grid, SimulatedGrid) else FaultTolerantGrid(grid),
+                grid
+                if isinstance(grid, SimulatedGrid)
+                else FaultTolerantGrid(grid, patience),
                 progress.arrays,
                 num_rounds - run.rounds_done,
                 timeout,

@@ -21,15 +21,13 @@ from flwr_safedshb.algorithm.privacy_card import PrivacyCard, privacy_card
 from flwr_safedshb.app import client_app as private_client_app
 from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.simulation.adversarial import AdversarialGrid
+from simulations.adversaries import inform_attack
 from simulations.check import check
 from simulations.config import compose_config
 from simulations.experiment import (
     build_untrained,
-    find_goal,
     is_attacked,
     load_federation,
-    make_attack,
-    make_gradient,
     make_own_share,
     make_share,
     make_strategy,
@@ -68,10 +66,7 @@ def serve(overrides: str, grid: Grid) -> None:
     strategy = make_strategy(overrides)
     if is_attacked(cfg):
         f, rule = cfg.num_malicious_nodes, strategy.settings.aggregation
-        known = make_gradient(overrides)
-        attack = make_attack(cfg)
-        if attack.wants_goal:
-            attack = attack.with_goal(find_goal(overrides))
+        attack, known = inform_attack(overrides, strategy)
         grid = AdversarialGrid(grid, attack, f, rule, cfg.seed, known)
     model = copy.deepcopy(build_untrained(overrides))
     initial = ArrayRecord(model.state_dict())

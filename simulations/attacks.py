@@ -1,5 +1,7 @@
 """Attacks of the studies: none, a sleeper, and colluders who know what the server does.
 
+`Lookahead` knows the schedule, and plans for the model that the run returns.
+
 `Strongest` looks along rays, on which all colluders go the same way. The tireless go on
 from what it finds, each of them freely, by an evolution strategy that remembers over
 the steps where it was: momentums change little from one to the next.
@@ -75,6 +77,20 @@ class Sleeper(Attack):
         if len(self._rounds) <= self.asleep:
             return honest[np.arange(f) % len(honest)]
         return self.awake.craft_vectors(honest, f, rng, aggregate)
+
+
+@dataclass(frozen=True)
+class Lookahead(Strongest):
+    """`Strongest` with the gradient of a `PushPlanner`, which the experiment makes.
+
+    Attributes
+    ----------
+    horizon, num_plans : int
+        See `PushPlanner`.
+    """
+
+    horizon: int = 100
+    num_plans: int = 60
 
 
 @dataclass

@@ -6,22 +6,18 @@ An experiment is one string of Hydra overrides. What it makes is made once in a 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 from hydra.utils import instantiate
-from numpy.typing import NDArray
 from omegaconf import DictConfig
 from torch import nn
 
 from flwr_safedshb.algorithm.answer_evaluation import PrivateEvaluation
-from flwr_safedshb.algorithm.model_arrays import load_weights, trained_parameters
 from flwr_safedshb.algorithm.norm_bound import NormBound
-from flwr_safedshb.algorithm.wire import Arrays
 from flwr_safedshb.attacks import Attack, LabelFlip
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import (
@@ -35,15 +31,10 @@ from simulations.data import Examples, Federation, flip_labels, hash_data, split
 from simulations.data.own import load_own
 from simulations.models import (
     build_model,
-    find_way_to_optimum,
     loss_and_targets,
-    loss_gradient,
 )
 from simulations.plans import make_plans
 from simulations.schedules import make_schedule
-
-# On at most about so many examples adversaries compute a gradient in every step.
-_KNOWN_EXAMPLES = 10_000
 
 
 def describe_identity(overrides: str) -> dict[str, object]:
@@ -208,43 +199,6 @@ def make_norm_bound(cfg: DictConfig, sizes: Iterable[int]) -> NormBound | None:
 def is_attacked(cfg: DictConfig) -> bool:
     """Whether somebody attacks."""
     return "_target_" in cfg.attack
-
-
-def make_gradient(overrides: str) -> Callable[[Arrays], NDArray[np.float64]]:
-    """Return the gradient, at any model, of the loss on the adversaries' own examples.
-
-    They hold copies of what honest nodes hold, as those who flip labels do. Where that
-    is a lot, they use every second, third or fourth: more would tell them little more.
-    """
-    cfg, held = compose_config(overrides), _held_by_adversaries(overrides)
-    model = copy.deepcopy(build_untrained(overrides))
-    weights = [*trained_parameters(model).values()]
-
-    def gradient(sent: Arrays) -> NDArray[np.float64]:
-        load_weights(weights, sent)
-        return loss_gradient(model, held, cfg.weight_decay).astype(np.float64)
-
-    return gradient
-
-
-@lru_cache(maxsize=8)
-def find_goal(overrides: str) -> NDArray[np.float64]:
-    """Return the way from the first model away from the optimum, (d,).
-
-    That is the optimum of the adversaries' own examples, which they train without noise
-    and without clipping, as they hold what `make_gradient` says.
-    """
-    cfg, held = compose_config(overrides), _held_by_adversaries(overrides)
-    way = find_way_to_optimum(build_untrained(overrides), held, cfg.weight_decay)
-    return -way.astype(np.float64)
-
-
-def _held_by_adversaries(overrides: str) -> list[Examples]:
-    """Return what each adversary holds, of many examples some."""
-    cfg, data = compose_config(overrides), load_federation(overrides)
-    held = [data.shards[i % len(data.shards)] for i in range(cfg.num_malicious_nodes)]
-    stride = -(-sum(len(labels) for _, labels in held) // _KNOWN_EXAMPLES)
-    return [(inputs[::stride], labels[::stride]) for inputs, labels in held]
 
 
 def make_attack(cfg: DictConfig) -> Attack:

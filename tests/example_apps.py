@@ -19,7 +19,6 @@ from flwr_safedshb.simulation.in_process import InProcessGrid
 from simulations.engines import simulate
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-MODULES = ("client_app", "server_app", "task", "app")
 
 
 @contextmanager
@@ -36,8 +35,9 @@ def app_in(folder: Path) -> Iterator[tuple[Any, Any]]:
         yield apps[0], apps[1]
     finally:
         sys.path.remove(str(folder))
-        for module in MODULES:
-            sys.modules.pop(module, None)
+        for name, module in [*sys.modules.items()]:
+            if str(getattr(module, "__file__", "")).startswith(f"{folder}{os.sep}"):
+                del sys.modules[name]
 
 
 def settings_of(folder: Path, **changes: object) -> dict[str, Any]:

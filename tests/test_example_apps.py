@@ -4,12 +4,14 @@ import ast
 import importlib
 import importlib.util
 import re
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from flwr_safedshb.cli import main
 from tests.example_apps import EXAMPLES, app_in, run_app, run_on_ray
 
 PAIRS = EXAMPLES / "from-fedavg"
@@ -111,11 +113,19 @@ def test_apps_of_both_kinds_run_on_flowers_simulation_engine(
 
     apps = [(app, form) for app in kinds for form in ("plain", "private")]
     runs = {PAIRS / app / form: config(app, form) for app, form in apps}
+    started = new_app("my-app", tmp_path)
+    project = started / "pyproject.toml"
+    shorter = project.read_text().replace(
+        "num-server-rounds = 40", "num-server-rounds = 2"
+    )
+    project.write_text(shorter.replace("num-nodes = 5", "num-nodes = 3"))
+    runs[started] = {"model": str(tmp_path / "new-private-ray")}
     run_on_ray(runs, 3, tmp_path / "current")
     found = progress(caplog)
     for app in kinds:
         run_app(PAIRS / app / "private", 3, **config(app, "private", "here"))
     assert progress(caplog) == [*found, *found[2:]]
+    run_app(started, 3, model=str(tmp_path / "new-private-here"))
     assert accuracy_in(found[1]) > 0.8
     # Chance is a third.
     assert accuracy(PAIRS / "torch" / "plain", tmp_path / "torch-plain-ray") > 0.6
@@ -123,6 +133,11 @@ def test_apps_of_both_kinds_run_on_flowers_simulation_engine(
         torch.load(tmp_path / f"torch-private-{place}") for place in ("ray", "here")
     )
     assert all(torch.equal(ray[name], here[name]) for name in ray | here)
+    # Its batches are so large that threads, of which a worker has fewer, share one.
+    ray, here = (
+        torch.load(tmp_path / f"new-private-{place}") for place in ("ray", "here")
+    )
+    torch.testing.assert_close(ray, here)
 
 
 @pytest.mark.federation
@@ -133,12 +148,73 @@ def test_rare_labels_are_learnt(capsys: pytest.CaptureFixture[str]) -> None:
     assert min(found.values()) > 0.7
 
 
+def new_app(name: str, folder: Path) -> Path:
+    """Write the app of `safedshb new` into a folder."""
+    with chdir(folder):
+        assert main(["new", name]) == 0
+    return folder / name
+
+
+@pytest.mark.federation
+def test_a_new_app_learns_and_says_how_much_it_is_worth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = new_app("hospital-app", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with app_in(folder):
+        importlib.import_module("simulate").main()
+    low, high = re.findall(
+        r"interval.*: ([0-9.]+) to ([0-9.]+)", capsys.readouterr().out
+    )[0]
+    assert 0.85 < float(low) < float(high)
+    assert (tmp_path / "model.pt").exists()
+
+
+def test_flower_takes_a_new_app_to_publish(tmp_path: Path) -> None:
+    folder = new_app("hospital-app", tmp_path)
+    flower_takes(folder)
+    written = {path.name for path in folder.rglob("*") if path.is_file()}
+    assert {"LICENSE", "README.md", "simulate.py", "client_app.py"} < written
+    for path in folder.rglob("*.*"):
+        assert not re.search("new[-_]app", path.read_text()), path
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Mine", "must be lower-case letters"),
+        ("my_app", "must be lower-case letters"),
+        ("../mine", "must be lower-case letters"),
+        ("a" * 41, "at most 40"),
+        ("torch", "would hide the Python module torch"),
+        ("class", "would hide the Python module class"),
+        ("taken", "taken exists and is not overwritten"),
+    ],
+)
+def test_a_name_that_cannot_be_an_app_is_refused(
+    name: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("taken").mkdir()
+    assert main(["new", name]) == 2
+    assert words in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
 APPS = sorted(path.parent for path in EXAMPLES.rglob("pyproject.toml"))
 
 
 @pytest.mark.parametrize("folder", APPS, ids=lambda f: str(f.relative_to(EXAMPLES)))
 def test_flower_takes_every_app_to_publish(folder: Path) -> None:
-    """All that `flwr app publish` checks before it sends anything."""
+    flower_takes(folder)
+
+
+def flower_takes(folder: Path) -> None:
+    """Assert all that `flwr app publish` checks before it sends anything."""
     from flwr.cli.config_utils import load_and_validate
 
     publish: Any = importlib.import_module("flwr.cli.app_cmd.publish")

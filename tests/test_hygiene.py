@@ -193,6 +193,8 @@ def test_all_that_is_needed_at_run_time_is_pinned_and_is_what_runs() -> None:
 
 # The benchmarks' peers, which `make peers` installs; what is not there is left out.
 OPTIONAL = {"byzfl", "byzpy", "prometheus_client"}
+# The package of the app that `safedshb new` writes.
+TEMPLATE = {"new_app"}
 # Which lists of pyproject.toml each room may import from.
 ROOMS = {
     "flwr_safedshb": ("compiled", "metrics"),
@@ -208,12 +210,13 @@ def test_every_import_is_declared(room: str) -> None:
     texts = list(project["dependencies"])
     for extra in ROOMS[room]:
         texts += project["optional-dependencies"][extra]
-    assert strangers(ROOT / room, texts) <= OPTIONAL
+    assert strangers(ROOT / room, texts) <= OPTIONAL | TEMPLATE
 
 
 EXAMPLES = sorted(
     str(path.parent.relative_to(ROOT))
-    for path in ROOT.glob("examples/**/pyproject.toml")
+    for place in ("examples", "flwr_safedshb/cli")
+    for path in ROOT.glob(f"{place}/**/pyproject.toml")
 )
 
 
@@ -221,7 +224,7 @@ EXAMPLES = sorted(
 def test_every_import_of_an_example_is_declared(example: str) -> None:
     folder = ROOT / example
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-    own = {path.stem for path in folder.rglob("*.py")}
+    own = {path.stem for path in folder.rglob("*.py")} | TEMPLATE
     assert strangers(folder, project["dependencies"]) <= own
 
 

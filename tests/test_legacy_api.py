@@ -188,3 +188,16 @@ def test_clients_evaluate_and_their_metrics_are_kept() -> None:
     strategy.aggregate_evaluate = keep  # type: ignore[assignment,method-assign]
     served(strategy, older(client_fn))
     assert found == [(0.5, {"accuracy": 0.75})] * ROUNDS
+
+
+@pytest.mark.parametrize("kind", ["fit", "evaluate"])
+def test_an_average_that_one_client_decides_is_refused_with_the_remedy(
+    kind: str,
+) -> None:
+    text = f"{kind}_metrics_aggregation_fn is not taken: one hostile .*evaluate_every"
+    with pytest.raises(ValueError, match=text):
+        ClassicStrategy(
+            SafeDSHB(),
+            ArrayRecord([np.zeros(2)]),
+            **{f"{kind}_metrics_aggregation_fn": max},  # type: ignore[arg-type]
+        )

@@ -24,7 +24,9 @@ from flwr_safedshb.aggregation import SMEA, Average, Filter, Krum, Median, Rule
 from flwr_safedshb.aggregation.rule import Clients
 from flwr_safedshb.algorithm.participation import bound_adversaries
 from flwr_safedshb.algorithm.progress import NothingTrainedError
+from flwr_safedshb.attacks import SignFlip
 from flwr_safedshb.flower.grid import FaultTolerantGrid, WrappedGrid
+from flwr_safedshb.simulation.adversarial import AdversarialGrid
 from flwr_safedshb.simulation.in_process import InProcessGrid
 from flwr_safedshb.strategy import SafeDSHB
 from tests.federation import (
@@ -357,9 +359,34 @@ def test_messages_expire_with_their_round() -> None:
 
 
 def test_nodes_that_do_not_come_end_in_a_clear_error() -> None:
+    class Connected(WrappedGrid):
+        """A network, whose nodes may join later."""
+
+        def get_node_ids(self) -> list[int]:
+            return list(self.grid.get_node_ids())
+
     strategy = SafeDSHB(SMEA(), 3, node_timeout=0.05)
-    with pytest.raises(TimeoutError, match=r"5 nodes .* min_available_nodes=7"):
-        strategy.start(federation(5), model(), 1)
+    text = r"=3 needs more than 2f = 6 nodes, and 5 .*=0.05 seconds; lower it to 2 or"
+    with pytest.raises(TimeoutError, match=f"num_malicious_nodes{text}"):
+        strategy.start(Connected(federation(5)), model(), 1)
+    strategy = SafeDSHB(SMEA(), 1, min_available_nodes=6, node_timeout=0.05)
+    with pytest.raises(TimeoutError, match=r"and min_available_nodes=6 are needed"):
+        strategy.start(Connected(federation(5)), model(), 1)
+
+
+def test_a_simulation_does_not_wait_for_nodes_that_cannot_come() -> None:
+    attacked = AdversarialGrid(federation(5), SignFlip(), 1)
+    for grid in (federation(5), attacked):
+        with pytest.raises(TimeoutError, match="lower it to 2 or less, or simulate"):
+            SafeDSHB(SMEA(), 3, node_timeout=1e9).start(grid, model(), 1)
+
+
+def test_a_setting_that_is_assigned_too_late_is_refused() -> None:
+    strategy = SafeDSHB(SMEA(), 1)
+    for name in ("stop_when", "num_malicious_nodes", "fraction_train", "checkpoint"):
+        with pytest.raises(AttributeError, match=rf"make it with SafeDSHB\({name}="):
+            setattr(strategy, name, None)
+    strategy.note = "attributes of one's own are free"
 
 
 def test_nodes_that_come_late_are_waited_for(
@@ -400,6 +427,7 @@ def test_nodes_that_come_late_are_waited_for(
         ),
         ({"participation_confidence": 1.0}, "confidence=1.0"),
         ({"node_timeout": -1.0}, "node_timeout=-1.0"),
+        ({"straggler_grace": -1.0}, "straggler_grace=-1.0"),
         ({"checkpoint_every": 0}, "checkpoint_every=0"),
     ],
 )
@@ -521,7 +549,7 @@ def test_a_run_is_given_up_once_nodes_have_been_away_for_too_long() -> None:
 
 def test_a_run_that_never_had_its_nodes_does_not_begin() -> None:
     strategy = SafeDSHB(SMEA(), 1, node_timeout=0.0)
-    with pytest.raises(TimeoutError, match="min_available_nodes=3 are needed"):
+    with pytest.raises(TimeoutError, match="num_malicious_nodes=1 needs more than"):
         strategy.start(Emptying(range(1, 99)), model(), 5)
 
 

@@ -133,7 +133,7 @@ def _admit_training(rules: Rules, plan: PrivacyPlan, terms: RunTerms) -> Ledger 
             raise RefusedError(
                 "the run asks for noise_multiplier=0, which no privacy budget allows"
             )
-        ledger = _open_ledger(str(config["state-dir"]), policy, terms)
+        ledger = open_node_ledger(str(config["state-dir"]), policy, terms)
         _check_unit(plan, ledger)
         return ledger
     if terms.secure_noise:
@@ -216,7 +216,7 @@ def _commit_for_life(rules: Rules, budget: LedgerBudget) -> None:
             raise RefusedError(_UNUSABLE) from None
 
 
-def _open_ledger(state_dir: str, policy: NodePolicy, terms: RunTerms) -> Ledger:
+def open_node_ledger(state_dir: str, policy: NodePolicy, terms: RunTerms) -> Ledger:
     """Open the node's ledger; a run may ask for a smaller budget than the policy's."""
     own, asked = policy.max_epsilon, terms.max_epsilon
     delta = terms.delta if policy.delta is None else policy.delta

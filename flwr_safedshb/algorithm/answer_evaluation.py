@@ -69,8 +69,8 @@ class PrivateEvaluation:
                 continue
             if not whole or not least <= value <= most:
                 raise ValueError(
-                    f"{name}={ranges.shorten(value)} must be an integer from {least} "
-                    f"to {most}"
+                    f"{name}={ranges.shorten_value(value)} must be an integer from "
+                    f"{least} to {most}"
                 )
 
     def plan(self, num_examples: int) -> PrivacyPlan:

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 
 from flwr_safedshb.algorithm.attendance import FAILING_NODES, Attendance
 from flwr_safedshb.flower.compat import lacks_tls
-from flwr_safedshb.flower.grid import is_simulated, unwrap_grid
+from flwr_safedshb.flower.grid import has_fixed_nodes, is_simulated, unwrap_grid
 
 _POLL_SECONDS = 1.0
 _REMEDY = "start it with TLS and --enable-supernode-auth, and register the nodes' keys"
@@ -145,9 +145,8 @@ class Participation:
         ValueError
             If half of the nodes of the first round or more may be adversarial.
         """
-        least = max(self.min_available_nodes, self.min_train_nodes)
         try:
-            nodes = wait_for_nodes(grid, least, self.node_timeout)
+            nodes = self._wait_for_nodes(grid)
         except TimeoutError as error:
             if first:
                 raise
@@ -175,6 +174,30 @@ class Participation:
             )
         log(INFO, "configure_train: %s", cohort)
         return cohort
+
+    def _wait_for_nodes(self, grid: Grid) -> list[int]:
+        """Return the ids of all nodes, sorted, once there are enough of them."""
+        f = self.num_malicious_nodes
+        least = max(self.min_available_nodes, self.min_train_nodes)
+        nodes = wait_for_nodes(grid, least, self.node_timeout)
+        if len(nodes) >= least:
+            return nodes
+        more = "start more SuperNodes, or wait longer"
+        if has_fixed_nodes(grid):
+            more = "simulate more nodes"
+        few = f"{len(nodes)} nodes are connected"
+        if not has_fixed_nodes(grid):
+            few += f" after node_timeout={self.node_timeout:g} seconds"
+        if f > 0 and least == 2 * f + 1:
+            raise TimeoutError(
+                f"num_malicious_nodes={f} needs more than 2f = {2 * f} nodes, and "
+                f"{few}; lower it to {max(len(nodes) - 1, 0) // 2} or "
+                f"less, or {more}"
+            )
+        name = "min_available_nodes"
+        if self.min_train_nodes > self.min_available_nodes:
+            name = "min_train_nodes"
+        raise TimeoutError(f"{few}, and {name}={least} are needed; lower it, or {more}")
 
     def _draw_nodes(
         self,
@@ -225,17 +248,17 @@ class Participation:
 
 
 def wait_for_nodes(grid: Grid, least: int, timeout: float) -> list[int]:
-    """Return the ids of all nodes, sorted, once there are `least` of them."""
+    """Return the ids of all nodes, sorted, once there are `least`, or time is over.
+
+    Nobody can join the nodes of a simulation in this process, so it does not wait.
+    """
+    fixed = has_fixed_nodes(grid)
     deadline = time.monotonic() + timeout
     seen = -1
     while len(nodes := sorted(grid.get_node_ids())) < least:
         left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError(
-                f"{len(nodes)} nodes are connected after node_timeout={timeout:g} "
-                f"seconds, and min_available_nodes={least} are needed; start more "
-                "SuperNodes, or wait longer"
-            )
+        if fixed or left <= 0:
+            break
         if len(nodes) != seen:
             seen = len(nodes)
             log(INFO, "Waiting for nodes: %d connected, %d needed", seen, least)

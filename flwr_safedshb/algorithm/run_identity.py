@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 
-from flwr_safedshb.algorithm.settings import StrategySettings, shorten
+from flwr_safedshb.algorithm.settings import StrategySettings
+from flwr_safedshb.privacy.accounting.ranges import shorten_value
 
 # Setting names to JSON values.
 Identity = dict[str, object]
@@ -101,7 +102,7 @@ def fingerprint_arrays(arrays: ArrayRecord) -> str:
 def describe_differences(then: Mapping[str, object], now: Mapping[str, object]) -> str:
     """Describe how two identities differ, in one line; empty if they are equal."""
     found = [
-        f"{name} was {shorten(old)} and is {shorten(new)}"
+        f"{name} was {shorten_value(old)} and is {shorten_value(new)}"
         for name, old, new in _diff("", then, now)
     ]
     num_more = len(found) - _MAX_DIFFERENCES

@@ -21,6 +21,7 @@ from flwr_safedshb.algorithm.plain_evaluation import check_min_evaluators
 from flwr_safedshb.algorithm.private_evaluation import EvaluationSchedule
 from flwr_safedshb.algorithm.schedules import Schedule, rates_at
 from flwr_safedshb.algorithm.wire import MAX_LOCAL_STEPS, decode_arrays
+from flwr_safedshb.privacy.accounting.ranges import shorten_value
 
 # Given a round's number and metrics, returns whether the run may stop.
 StopWhen = Callable[[int, Mapping[str, object]], bool]
@@ -81,6 +82,7 @@ class StrategySettings:
     min_available_nodes: int | None = field(default=None, metadata=_CHANGEABLE)
     node_timeout: float = field(default=600.0, metadata=_CHANGEABLE)
     give_up_after: float = field(default=3600.0, metadata=_CHANGEABLE)
+    straggler_grace: float = field(default=60.0, metadata=_CHANGEABLE)
     authenticated_nodes: bool = field(default=False, metadata=_CHANGEABLE)
     checkpoint: str | Path | None = field(default=None, metadata=_CHANGEABLE)
     checkpoint_every: int = field(default=1, metadata=_CHANGEABLE)
@@ -106,9 +108,13 @@ class StrategySettings:
             raise ValueError(
                 f"noise_std={self.noise_std} must be finite and at least 0"
             )
+        if not self.straggler_grace >= 0.0:
+            raise ValueError(
+                f"straggler_grace={self.straggler_grace} must be at least 0 seconds"
+            )
         if not isinstance(self.aggregation, Rule):
             raise ValueError(
-                f"aggregation={shorten(self.aggregation)} must be a rule of "
+                f"aggregation={shorten_value(self.aggregation)} must be a rule of "
                 "flwr_safedshb, such as SMEA() or Filter()"
             )
         self.evaluations = EvaluationSchedule.from_settings(
@@ -183,11 +189,11 @@ def check_whole(name: str, value: object, low: int = 0, high: int = 2**63) -> in
     """
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not whole:
-        raise ValueError(f"{name}={shorten(value)} must be an integer")
+        raise ValueError(f"{name}={shorten_value(value)} must be an integer")
     number = int(cast(int, value))
     if not low <= number <= high:
         most = f"an integer from {low} to {high}" if high < 2**63 else f"at least {low}"
-        raise ValueError(f"{name}={shorten(value)} must be {most}")
+        raise ValueError(f"{name}={shorten_value(value)} must be {most}")
     return number
 
 
@@ -238,9 +244,3 @@ def warn_of_plain_evaluation(fraction: float) -> None:
             "it; use evaluate_every for private evaluations",
             fraction,
         )
-
-
-def shorten(value: object, length: int = 60) -> str:
-    """Return a value's repr, cut to a length that fits an error."""
-    text = repr(value)
-    return text if len(text) <= length else f"{text[:length]}..."

@@ -11,6 +11,7 @@ from flwr_safedshb.attacks.optimized import (
     damage_by_tau,
     most_damaging_tau,
 )
+from flwr_safedshb.attacks.planner import PushPlanner
 from flwr_safedshb.attacks.simple import (
     FarCluster,
     Gaussian,
@@ -37,6 +38,7 @@ __all__ = [
     "MinMax",
     "MinSum",
     "NonFinite",
+    "PushPlanner",
     "SearchedAttack",
     "SignFlip",
     "Strongest",

@@ -1,6 +1,7 @@
 """Know what a federation guarantees: before it starts, while it runs, afterwards.
 
 For example:
+  safedshb new my-app             write a Flower app that runs
   safedshb rules --n 7 --f 3      what each rule of the server proves
   safedshb attacks --json         what adversaries may send, for a program
   safedshb plan -n 7 -f 3 -m 2763 -d 69 -b 25 -T 400 --delta 1e-4 -s 1

@@ -48,5 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f'{KEY} = "{app.hash}"')
     if arguments.node is not None:
         approve_in_file(arguments.node, app)
-        print(f"added to {arguments.node}")
+        print(
+            f"added to {arguments.node}; a node that is running reads it with its "
+            "next message"
+        )
     return 0

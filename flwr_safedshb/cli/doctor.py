@@ -2,6 +2,7 @@ r"""Check a node before it joins: data, model, ledger, policy, versions, entropy
 
 Run it on the node, as the user that the SuperNode runs as. The run is an app's: its
 folder (by default this one) names its client in pyproject.toml; or name a client_fn.
+The federation and the key are those of the node's file, unless they are named here.
 Nothing is charged, released, created or changed.
 
   safedshb doctor node.toml --run-config 'hydra-overrides="privacy=high"' --steps 400
@@ -13,6 +14,7 @@ Nothing is charged, released, created or changed.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,16 +51,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print what was found; 0 if the node is fit to join."""
     from flwr_safedshb.flower.compat import parse_config
+    from flwr_safedshb.node.approvals import KEY
     from flwr_safedshb.node.doctor.app import load_client_fn, read_app
     from flwr_safedshb.node.doctor.machine import check_key, check_link, is_fit
-    from flwr_safedshb.node.doctor.node import check_node_for_run
+    from flwr_safedshb.node.doctor.node import (
+        check_approval,
+        check_connection,
+        check_node_for_run,
+    )
+    from flwr_safedshb.node.flower_patches.fab import build_bundle
     from flwr_safedshb.node.node_file import read_node_file
 
     if arguments.steps is not None and arguments.steps < 1:
         raise ValueError(f"--steps={arguments.steps} must be at least 1")
     if (arguments.superlink is None) != (arguments.root_certificates is None):
         raise ValueError("--superlink and --root-certificates belong together")
-    node_config = read_node_file(arguments.node_config).config
+    node = read_node_file(arguments.node_config)
     run_config = parse_config([arguments.run_config])
     name = arguments.client
     if name is None:
@@ -66,11 +74,16 @@ def run(arguments: argparse.Namespace) -> int:
         run_config = {**defaults, **run_config}
     client_fn = load_client_fn(name, arguments.app.absolute())
     results: list[CheckResult] = []
+    if arguments.superlink is None and arguments.key is None:
+        results += check_connection(node)
+    if arguments.client is None and KEY in node.config:
+        app_hash = hashlib.sha256(build_bundle(arguments.app)).hexdigest()
+        results.append(check_approval(node.config, app_hash))
     if arguments.superlink is not None:
         results += check_link(arguments.superlink, arguments.root_certificates)
     if arguments.key is not None:
         results.append(check_key(arguments.key))
-    results += check_node_for_run(node_config, client_fn, run_config, arguments.steps)
+    results += check_node_for_run(node.config, client_fn, run_config, arguments.steps)
     fit = is_fit(results)
     if arguments.json:
         print(json.dumps({"fit": fit, "checks": [vars(r) for r in results]}, indent=2))

@@ -4,7 +4,10 @@ The node's file says everything: its examples, its ledger, its policy, the apps 
 and in [supernode] where the federation is. A SuperLink that is away is waited for.
 
   safedshb node node.toml          until Ctrl-C or SIGTERM
-  safedshb node node.toml --check  only say what would be accepted
+  safedshb node node.toml --check  only check it, and the way to the federation
+
+The file is read again for every message: rules, budget and approvals that its owner
+changes are in force from the next one on.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     set_private_umask()
     node = read_node_file(arguments.file)
     service = NodeService(node, arguments.insecure)
-    results = list(check_node(node))
+    results = list(check_node(node, does_connect=arguments.check))
     rows = [(r.name, r.verdict, r.finding) for r in results]
     print_table(f"Node {arguments.file}", ("check", "verdict", "finding"), rows)
     if service.approvals.hashes is None:

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from logging import WARNING
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -98,11 +99,58 @@ def is_simulated(grid: Grid) -> bool:
     return isinstance(grid, SimulatedGrid) or is_flower_simulation(grid)
 
 
-class FaultTolerantGrid(WrappedGrid):
-    """Pull replies one by one, so that one unreadable reply cannot lose the others."""
+def has_fixed_nodes(grid: Grid) -> bool:
+    """Return True if no node can join a Grid: its nodes are simulated in this process.
 
-    def __init__(self, grid: Grid) -> None:
+    A wrapper that lists nodes itself may list more of them later.
+    """
+    while isinstance(grid, WrappedGrid):
+        if type(grid).get_node_ids is not WrappedGrid.get_node_ids:
+            return False
+        grid = grid.grid
+    return isinstance(grid, SimulatedGrid)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the last nodes of a round are waited for.
+
+    Attributes
+    ----------
+    num_malicious_nodes : int
+        f. Once all nodes but f have answered, and more than 2f, a round can take its
+        step: whoever is still silent may be an adversary.
+    grace : float
+        The least seconds from then on. They are as long as the others took, if that is
+        longer, so that a node may always be half as fast.
+    """
+
+    num_malicious_nodes: int
+    grace: float
+
+    def find_deadline(
+        self, sent: int, answered: int, start: float, now: float
+    ) -> float:
+        """Return when a round ends of which `answered` of `sent` replies are there."""
+        f = self.num_malicious_nodes
+        if answered < max(sent - f, 2 * f + 1):
+            return math.inf
+        return now + max(self.grace, now - start)
+
+
+class FaultTolerantGrid(WrappedGrid):
+    """Pull replies one by one, so that one unreadable reply cannot lose the others.
+
+    Parameters
+    ----------
+    grid : Grid
+    patience : Patience, optional
+        By default all nodes are waited for until the time-out, as simulated ones are.
+    """
+
+    def __init__(self, grid: Grid, patience: Patience | None = None) -> None:
         super().__init__(grid)
+        self._patience = None if is_simulated(grid) else patience
         patch_grid(unwrap_grid(grid))
 
     def send_and_receive(
@@ -119,11 +167,19 @@ class FaultTolerantGrid(WrappedGrid):
         """
         start = time.monotonic()
         deadline = math.inf if timeout is None else start + timeout
-        collector = _ReplyCollector(self.grid, self._push(list(messages)))
+        sent = self._push(list(messages))
+        collector = _ReplyCollector(self.grid, dict(sent))
+        is_enough = False
         while collector.waiting:
             began = time.monotonic()
             is_late = began >= deadline
             if collector.poll(everything=is_late):
+                if self._patience is not None and not is_enough:
+                    ends = self._patience.find_deadline(
+                        len(sent), collector.num_answers, start, time.monotonic()
+                    )
+                    is_enough = math.isfinite(ends)
+                    deadline = min(deadline, ends)
                 continue
             if is_late:
                 break
@@ -131,6 +187,9 @@ class FaultTolerantGrid(WrappedGrid):
             pause = max(now - began, _PAUSE_SHARE * (now - start))
             pause = min(max(pause, _MIN_PAUSE), _MAX_PAUSE, deadline - now)
             time.sleep(max(pause, 0.0))
+        if collector.waiting and is_enough:
+            text = "The round ends without %d nodes, %.0f s after it began"
+            log(WARNING, text, len(collector.waiting), time.monotonic() - start)
         return collector.replies
 
     def _push(self, messages: Sequence[Message]) -> dict[str, int]:
@@ -175,12 +234,15 @@ class _ReplyCollector:
     waiting : dict of str to int
         Messages without a reply, and their nodes.
     replies : list of Message
+    num_answers : int
+        Messages that have a reply which is no error.
     """
 
     def __init__(self, grid: Grid, sent: dict[str, int]) -> None:
         self._grid = grid
         self.waiting = sent
         self.replies: list[Message] = []
+        self.num_answers = 0
         self._busy: set[str] = set()
         self._failures: Counter[str] = Counter()
         self._results: SimpleQueue[tuple[str, list[Message] | Exception]] = (
@@ -249,9 +311,9 @@ class _ReplyCollector:
         # A reply that answers nothing is handed on as well, to be counted, and waited
         # on: the true reply may still come, but not from a node that is simulated.
         self.replies += result
-        if any(is_reply_to(reply, message_id, node) for reply in result) or (
-            result and self._simulated
-        ):
+        answers = [reply for reply in result if is_reply_to(reply, message_id, node)]
+        if answers or (result and self._simulated):
+            self.num_answers += not all(reply.has_error() for reply in answers)
             del self.waiting[message_id]
 
     def _handle_failure(self, message_id: str, node: int, error: Exception) -> None:

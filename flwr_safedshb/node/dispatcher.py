@@ -14,16 +14,20 @@ from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from typing import TYPE_CHECKING
 
-from flwr_safedshb.node.approvals import Approvals
 from flwr_safedshb.node.log_tail import LogTail
+from flwr_safedshb.node.owner_rules import OwnerRules
+from flwr_safedshb.node.stop_request import StopRequest
 from flwr_safedshb.node.worker_pool import ForkServer, receive_packet, send_packet
 
 if TYPE_CHECKING:
     from flwr_safedshb.node.flower_patches.runtime_client import ClaimedTask, Runtime
 
-# Runs that are served at a time, and idle seconds after which a worker ends.
+# Runs that are served at a time.
 _MAX_WORKERS = 8
-_MAX_IDLE_SECONDS = 900.0
+# Nobody tells a node that a run has ended. So a worker ends when it was idle for so
+# many times as long as ever before, within bounds, in seconds. If the run goes on after
+# all, its next message loads the app again.
+_IDLE_FACTOR, _MIN_IDLE_SECONDS, _MAX_IDLE_SECONDS = 3.0, 60.0, 900.0
 
 
 @dataclass(eq=False)
@@ -36,14 +40,26 @@ class _WorkerHandle:
         What it works on.
     head : bytes
         What it has seen of that task's message; see `fail_task`.
+    active_at : float
+        When it last began or ended something.
+    longest_idle : float
+        Seconds; the longest that it had nothing to do between two tasks.
     """
 
     link: socket.socket
     active_at: float
+    longest_idle: float = 0.0
     waiting: list[ClaimedTask] = field(default_factory=list)
     task: ClaimedTask | None = None
     head: bytes = b""
     description: str = "a message"
+
+    def is_done(self, now: float) -> bool:
+        """Return True if the worker's run seems to have ended."""
+        limit = min(
+            max(_IDLE_FACTOR * self.longest_idle, _MIN_IDLE_SECONDS), _MAX_IDLE_SECONDS
+        )
+        return self.task is None and now - self.active_at > limit
 
 
 class Dispatcher:
@@ -53,15 +69,14 @@ class Dispatcher:
     ----------
     fork_server : ForkServer
     runtime : Runtime
-    approvals : Approvals
-        Which apps may run.
+    rules : OwnerRules
+        What the owner permits, asked for each task.
     """
 
     def __init__(
-        self, fork_server: ForkServer, runtime: Runtime, approvals: Approvals
+        self, fork_server: ForkServer, runtime: Runtime, rules: OwnerRules
     ) -> None:
-        self._fork_server, self._runtime = fork_server, runtime
-        self._approvals = approvals
+        self._fork_server, self._runtime, self._rules = fork_server, runtime, rules
         self._workers: OrderedDict[int, _WorkerHandle] = OrderedDict()
         self.num_answered, self.last_answered = 0, ""
 
@@ -75,20 +90,18 @@ class Dispatcher:
         worker.waiting.append(task)
         self._start_next(worker)
 
-    def poll(self, seconds: float, *logs: LogTail) -> None:
-        """Wait until a worker or a log says something, and end idle workers."""
+    def poll(self, seconds: float, *others: LogTail | StopRequest) -> None:
+        """Wait until a worker or another source says something; end idle workers."""
         links = {worker.link: run for run, worker in self._workers.items()}
-        sources: list[socket.socket | LogTail] = [*links, *logs]
+        sources: list[socket.socket | LogTail | StopRequest] = [*links, *others]
         for source in select.select(sources, [], [], seconds)[0]:
             if isinstance(source, LogTail):
                 source.read()
-            else:
+            elif isinstance(source, socket.socket):
                 self._on_packet(links[source])
         now = time.monotonic()
         idle = [run for run, worker in self._workers.items() if worker.task is None]
-        ended = [
-            r for r in idle if now - self._workers[r].active_at > _MAX_IDLE_SECONDS
-        ]
+        ended = [run for run in idle if self._workers[run].is_done(now)]
         ended += idle[: max(len(self._workers) - _MAX_WORKERS, 0)]
         for run in {*ended}:
             self._workers.pop(run).link.close()
@@ -103,10 +116,13 @@ class Dispatcher:
         if worker.task is not None or not worker.waiting:
             return
         worker.task, worker.head = worker.waiting.pop(0), b""
+        now, permission = time.monotonic(), self._rules.read()
+        worker.longest_idle = max(worker.longest_idle, now - worker.active_at)
         packet: dict[str, object] = {
             "address": self._runtime.address,
             "token": worker.task.token,
-            "approved": self._approvals.to_text(),
+            "config": permission.config,
+            "refusal": permission.refusal,
         }
         with suppress(OSError):  # it has died, which `_on_packet` will find
             send_packet(worker.link, packet)

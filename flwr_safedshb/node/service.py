@@ -7,7 +7,6 @@ machine can take this node's work, and no token stands in a list of arguments.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import signal
@@ -17,30 +16,26 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from logging import INFO, WARNING
 from pathlib import Path
-from types import FrameType
 
 from flwr_safedshb.node.approvals import KEY, Approvals
 from flwr_safedshb.node.dispatcher import Dispatcher
 from flwr_safedshb.node.log_tail import LogTail
 from flwr_safedshb.node.node_file import NodeFile
+from flwr_safedshb.node.owner_rules import OwnerRules
+from flwr_safedshb.node.stop_request import StopRequest
 from flwr_safedshb.node.worker_pool import ForkServer
 
 # A SuperLink without a gate refuses a node for up to a minute after a kill.
 _RESTART_SECONDS = 5.0
-_STOP_SECONDS = 10.0
+# In which a SuperNode takes leave of its SuperLink.
+_STOP_SECONDS = 4.0
 # Between two reports: to read the ledger takes more than to answer a message.
 _REPORT_SECONDS = 60.0
 # Linux's table of TCP sockets, and its words for "listens" and 127.0.0.1.
 _SOCKETS = Path("/proc/net/tcp")
 _LISTEN, _LOOPBACK = "0A", "0100007F"
-
-
-class _StopRequested(Exception):  # noqa: N818  # no error
-    """Somebody asked the node to stop."""
 
 
 class NodeService:
@@ -62,29 +57,32 @@ class NodeService:
             )
         self._node, self._insecure = node, insecure
         self.approvals = Approvals.parse(node.config.get(KEY))
+        self._rules = OwnerRules(node)
         folder = node.config.get("state-dir")
         self._reporter = StatusReporter(None if folder is None else Path(str(folder)))
+        self._supernode: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
         """Serve; return when the process is told to stop."""
-        # Forked first of all: it must see neither key nor secret.
-        fork_server = ForkServer()
-        with (
-            tempfile.TemporaryDirectory(prefix="safedshb-node-") as folder,
-            _raise_on_stop_signal(),
-        ):
-            secret = secrets.token_bytes(32)
-            (Path(folder) / "secret").write_bytes(secret)
-            try:
-                while True:
-                    self._serve(fork_server, Path(folder), secret)
-                    _log(WARNING, "The SuperNode has ended; it is started again")
-                    time.sleep(_RESTART_SECONDS)
-            except _StopRequested:
-                _log(INFO, "Stopped")
+        with tempfile.TemporaryDirectory(prefix="safedshb-node-") as name:
+            folder = Path(name)
+            # Forked first of all: it must see neither key nor secret.
+            fork_server = ForkServer(folder)
+            with StopRequest(self._end_now) as stop:
+                secret = secrets.token_bytes(32)
+                (folder / "secret").write_bytes(secret)
+                while not stop.is_set:
+                    self._serve(fork_server, folder, secret, stop)
+                    if not stop.is_set:
+                        _log(WARNING, "The SuperNode has ended; it is started again")
+                        stop.wait(_RESTART_SECONDS)
+                fork_server.close()
+        _log(INFO, "Stopped")
 
-    def _serve(self, fork_server: ForkServer, folder: Path, secret: bytes) -> None:
-        """Run a SuperNode and its workers until it ends."""
+    def _serve(
+        self, fork_server: ForkServer, folder: Path, secret: bytes, stop: StopRequest
+    ) -> None:
+        """Run a SuperNode and its workers until it ends, or is to end."""
         import httpx
 
         from flwr_safedshb.node.flower_patches.runtime_client import (
@@ -94,17 +92,18 @@ class NodeService:
 
         port = find_free_port()
         runtime = Runtime(f"127.0.0.1:{port}")
-        dispatcher = Dispatcher(fork_server, runtime, self.approvals)
+        dispatcher = Dispatcher(fork_server, runtime, self._rules)
         process = subprocess.Popen(
             self._make_command(folder, port),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
+        self._supernode = process
         assert process.stdout is not None
         tail = LogTail(process.stdout)
         try:
             with runtime.connect_with_secret(secret) as client:
-                while not tail.is_closed and process.poll() is None:
+                while not (stop.is_set or tail.is_closed) and process.poll() is None:
                     if tail.poll_delay() == 0.0:
                         try:
                             task = acquire_task(client) if is_own_port(port) else None
@@ -113,7 +112,7 @@ class NodeService:
                         tail.note_poll(found=task is not None)
                         if task is not None:
                             dispatcher.assign(task)
-                    dispatcher.poll(tail.poll_delay(), tail)
+                    dispatcher.poll(tail.poll_delay(), tail, stop)
                     self._reporter.report(
                         dispatcher.num_answered, dispatcher.last_answered
                     )
@@ -122,16 +121,20 @@ class NodeService:
             _stop(process)
             tail.read_rest()
 
+    def _end_now(self) -> None:
+        """End this process and its SuperNode; the workers end with this process."""
+        if self._supernode is not None:
+            self._supernode.kill()
+        os._exit(1)
+
     def _make_command(self, folder: Path, port: int) -> list[str]:
-        config = folder / "node.toml"
-        config.write_text(_to_toml(self._node.config))
+        # Without the node's config: workers get it with each message, as it is then.
         command = [
             *(sys.executable, "-m", "flwr_safedshb.node.flower_patches.supernode"),
             *("--parent-pid", str(os.getpid())),
             *("--isolation", "process"),
             *("--superexec-auth-secret-file", str(folder / "secret")),
             *("--host", "127.0.0.1", "--port", str(port)),
-            *("--node-config", str(config)),
         ]
         connection = self._node.connection
         if connection is None:
@@ -221,18 +224,6 @@ def set_private_umask() -> None:
     os.umask(0o077)
 
 
-def _to_toml(config: Mapping[str, object]) -> str:
-    def format_value(value: object) -> str:
-        if isinstance(value, bool):
-            return str(value).lower()
-        # TOML's basic strings escape as JSON's do.
-        return json.dumps(value) if isinstance(value, str) else repr(value)
-
-    return "".join(
-        f'"{key}" = {format_value(value)}\n' for key, value in config.items()
-    )
-
-
 def _stop(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
@@ -241,23 +232,6 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-@contextmanager
-def _raise_on_stop_signal() -> Iterator[None]:
-    """Turn a request to stop into an exception, once."""
-
-    def stop(_: int, __: FrameType | None) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        raise _StopRequested
-
-    before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _log(level: int, text: str, *values: object) -> None:

@@ -29,10 +29,12 @@ import socket
 import sys
 import tempfile
 import traceback
+from contextlib import suppress
 from logging import ERROR, WARNING
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from flwr_safedshb.node.approvals import Approvals
+from flwr_safedshb.node.owner_rules import Permission
 from flwr_safedshb.sanitize import escape
 
 if TYPE_CHECKING:
@@ -66,15 +68,30 @@ class ForkServer:
     """A process that has imported everything, and forks workers that begin with that.
 
     Make it before anything secret is read.
+
+    Parameters
+    ----------
+    folder : Path
+        Where workers put what they unpack; the caller removes it in the end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         self._link, theirs = _make_link()
         self._ready = False
-        if os.fork() == 0:
+        self._pid = os.fork()
+        if self._pid == 0:
             self._link.close()
-            _run_fork_server(theirs)
+            _run_fork_server(theirs, folder)
+        with suppress(OSError):  # whoever of the two is first
+            os.setpgid(self._pid, self._pid)
         theirs.close()
+
+    def close(self) -> None:
+        """End the fork server and all workers, whatever they are doing."""
+        self._link.close()
+        with suppress(ProcessLookupError):
+            os.killpg(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
 
     def fork_worker(self) -> socket.socket:
         """Fork a worker and return a link to it.
@@ -94,8 +111,12 @@ class ForkServer:
         return mine
 
 
-def _run_fork_server(link: socket.socket) -> NoReturn:
-    """Import, and fork a worker for every link that comes."""
+def _run_fork_server(link: socket.socket, folder: Path) -> NoReturn:
+    """Import, and fork a worker for every link that comes.
+
+    When the dispatcher is gone, all workers are ended, also those that still work.
+    """
+    os.setpgid(0, 0)  # the workers' group
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forked
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the dispatcher acts upon it
@@ -109,20 +130,21 @@ def _run_fork_server(link: socket.socket) -> NoReturn:
             if os.fork() == 0:
                 link.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                _run_worker(socket.socket(fileno=links[0]))
+                _run_worker(socket.socket(fileno=links[0]), folder)
             for number in links:
                 os.close(number)
     except Exception:
         traceback.print_exc()
     finally:
+        os.killpg(0, signal.SIGKILL)
         os._exit(0)
 
 
-def _run_worker(link: socket.socket) -> NoReturn:
+def _run_worker(link: socket.socket, folder: Path) -> NoReturn:
     """Be the worker of one run."""
     code = 1
     try:
-        with tempfile.TemporaryDirectory(prefix="safedshb-run-") as home:
+        with tempfile.TemporaryDirectory(prefix="run-", dir=folder) as home:
             # Unpacked where only this worker looks, and gone with it.
             os.environ["FLWR_HOME"] = home
             worker = Worker(link)
@@ -166,22 +188,23 @@ class Worker:
         runtime = Runtime(str(packet["address"]))
         task = ClientTask(runtime, str(packet["token"]), on_message)
         try:
-            approvals = Approvals.parse(packet["approved"])
-            refusal = self._find_refusal(task.bundle.hash, approvals)
+            permission = Permission(packet["config"], packet["refusal"])  # type: ignore[arg-type]
+            refusal = self._find_refusal(task.bundle.hash, permission)
             if refusal is not None:
                 log(WARNING, "Refused: %s", refusal)
                 task.send_error(ErrorCode.INVALID_FAB, refusal)
             else:
+                task.context.node_config = permission.config
                 self._run_app(task)
         finally:
             task.close()
         send_packet(self._link, {"done": True})
 
-    def _find_refusal(self, bundle_hash: str, approvals: Approvals) -> str | None:
+    def _find_refusal(self, bundle_hash: str, permission: Permission) -> str | None:
         """Return why an app must not run, before anything of it is unpacked."""
         if self._app_hash and bundle_hash != self._app_hash:
             return "the run has changed its app on its way"
-        return approvals.find_refusal(bundle_hash)
+        return permission.find_refusal(bundle_hash)
 
     def _run_app(self, task: ClientTask) -> None:
         from flwr.common import log

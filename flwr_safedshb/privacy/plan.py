@@ -240,6 +240,7 @@ def _check_count(name: str, value: object) -> int:
         raise ValueError(f"{name}={value!r} must be an integer")
     if not 1 <= int(value) <= ranges.MAX_EXAMPLES:
         raise ValueError(
-            f"{name}={ranges.shorten(value)} must lie in [1, {ranges.MAX_EXAMPLES}]"
+            f"{name}={ranges.shorten_value(value)} must lie in "
+            f"[1, {ranges.MAX_EXAMPLES}]"
         )
     return int(value)

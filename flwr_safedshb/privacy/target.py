@@ -62,8 +62,8 @@ class PrivacyTarget:
             whole = isinstance(count, Integral) and not isinstance(count, bool)
             if not whole or not least <= count <= ranges.MAX_STEPS:
                 raise ValueError(
-                    f"{name}={ranges.shorten(count)} must be an integer from {least} "
-                    f"to {ranges.MAX_STEPS}"
+                    f"{name}={ranges.shorten_value(count)} must be an integer from "
+                    f"{least} to {ranges.MAX_STEPS}"
                 )
         self._shape_plan(1 if self.batch_size is None else self.batch_size)
 

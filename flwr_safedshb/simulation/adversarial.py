@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from logging import WARNING
 
 import numpy as np
 from flwr.app import Error, Message, RecordDict
+from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -34,9 +36,23 @@ AttackFunction = Callable[[Floats, int, np.random.Generator, Aggregate], Floats]
 GradientFunction = Callable[[Arrays], NDArray[np.float64]]
 
 
-def mean(vectors: Floats, f: int) -> Floats:
-    """Return the mean, (d,), of vectors, (n, d); f is ignored."""
-    return np.asarray(vectors.mean(axis=0))
+class AssumedMean:
+    """The mean in place of a rule that nobody stated; warns when it is first used."""
+
+    def __init__(self) -> None:
+        self._said = False
+
+    def __call__(self, vectors: Floats, f: int) -> Floats:
+        """Return the mean, (d,), of vectors, (n, d); f is ignored."""
+        if not self._said:
+            self._said = True
+            log(
+                WARNING,
+                "AdversarialGrid has no aggregate=, so the adversaries assume that the "
+                "server takes the plain mean; against another rule pass it, as in "
+                "aggregate=SMEA(), or the attack is weaker than it could be",
+            )
+        return np.asarray(vectors.mean(axis=0))
 
 
 class AdversarialGrid(WrappedGrid):
@@ -57,7 +73,7 @@ class AdversarialGrid(WrappedGrid):
         f.
     aggregate : callable, optional
         The rule that the adversaries assume the server to use, such as a `Rule`. By
-        default the mean.
+        default the mean, with a warning if the attack makes use of it.
     seed : int
         Seeds the generator given to `attack`.
     gradient : callable, optional
@@ -70,7 +86,7 @@ class AdversarialGrid(WrappedGrid):
         grid: Grid,
         attack: AttackFunction,
         num_malicious_nodes: int,
-        aggregate: Aggregate = mean,
+        aggregate: Aggregate | None = None,
         seed: int = 0,
         gradient: GradientFunction | None = None,
     ) -> None:
@@ -82,7 +98,7 @@ class AdversarialGrid(WrappedGrid):
         self._attack = attack
         self._intercepts = getattr(attack, "replaces_vectors", True)
         self._num_malicious = num_malicious_nodes
-        self._aggregate = aggregate
+        self._aggregate = AssumedMean() if aggregate is None else aggregate
         self._rng = np.random.default_rng(seed)
         self._gradient = gradient
         self._steps: list[_PushedBatch] = []

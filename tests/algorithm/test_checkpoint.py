@@ -195,6 +195,7 @@ OTHERS: dict[str, object] = {
     "min_available_nodes": None,
     "node_timeout": None,
     "give_up_after": None,
+    "straggler_grace": None,
     "stop_when": None,
     "authenticated_nodes": None,
     "checkpoint": None,

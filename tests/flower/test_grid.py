@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import httpx
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.task_identity import TaskIdentity
@@ -19,7 +19,7 @@ from flwr_safedshb.flower.compat import (
     is_reply_to,
     set_process_run,
 )
-from flwr_safedshb.flower.grid import FaultTolerantGrid, WrappedGrid
+from flwr_safedshb.flower.grid import FaultTolerantGrid, Patience, WrappedGrid
 from flwr_safedshb.strategy import SafeDSHB
 from tests.federation import federation, model
 
@@ -130,6 +130,62 @@ def test_messages_are_of_their_grids_run_whatever_else_the_process_does() -> Non
 def test_everything_is_asked_for_at_the_end_of_the_time() -> None:
     grid = FaultTolerantGrid(Remote(federation(5)))
     assert len(grid.send_and_receive(messages(grid), timeout=0.0)) == 5
+
+
+class Clock:
+    """A clock that only sleeping moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(time, "sleep", self._sleep)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize(
+    ("f", "arrivals", "ends"),
+    [
+        # All but f have answered, more than 2f: the last ones have the grace,
+        (2, [1, 1, 1, 1, 5, 999, 999], 65),
+        # or as long as the others took.
+        (2, [1, 1, 1, 1, 200, 999, 999], 400),
+        (2, [1, 1, 1, 1, 5, 60, 999], 65),
+        (2, [1, 1, 1, 1, 5, 6, 7], 7),
+        # Too few without them: they are waited for until the time-out.
+        (3, [1, 1, 1, 1, 1, 1, 999], 700),
+        (2, [1, 1, 1, 1, 999], 700),
+        (0, [1, 1, 1, 1, 1, 1, 999], 700),
+        # An error is no answer.
+        (2, [1, 1, 1, 1, -1, 90, 999], 180),
+    ],
+)
+def test_a_round_ends_when_enough_have_answered_and_a_grace_is_over(
+    monkeypatch: pytest.MonkeyPatch, f: int, arrivals: list[int], ends: int
+) -> None:
+    clock = Clock(monkeypatch)
+
+    class Timed(Remote):
+        def push_messages(self, sent: Iterable[Message]) -> Iterable[str]:
+            sent = list(sent)
+            ids = list(super().push_messages(sent))
+            self.asked = dict(zip(ids, sent, strict=True))
+            self.at = dict(zip(ids, arrivals, strict=True))
+            return ids
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            (one,) = message_ids
+            if clock.now - 1000.0 < self.at[one]:
+                return []
+            if self.at[one] < 0:
+                return [Message(Error(2, "no"), reply_to=self.asked[one])]
+            return super().pull_messages([one])
+
+    grid = FaultTolerantGrid(Timed(federation(len(arrivals))), Patience(f, 60.0))
+    replies = grid.send_and_receive(messages(grid), timeout=700.0)
+    assert clock.now - 1000.0 == pytest.approx(ends, abs=2.0 + 0.05 * ends)
+    assert len(replies) == sum(at <= ends for at in arrivals)
 
 
 @pytest.mark.parametrize("kind", ["refused", "deleted"])

@@ -1,5 +1,6 @@
 """The deployment guide, run as it stands: its commands bring up a federation."""
 
+import importlib
 import os
 import re
 import shlex
@@ -7,18 +8,22 @@ import signal
 import stat
 import subprocess
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from cryptography import x509
+from flwr.app import ArrayRecord, Context, RecordDict
 
 from flwr_safedshb.algorithm.budget import LEDGER_NAME
 from flwr_safedshb.algorithm.checkpoint import load
 from flwr_safedshb.node.node_file import read_node_file
 from flwr_safedshb.privacy.ledger.ledger import Ledger
+from flwr_safedshb.strategy import SafeDSHB
 from simulations.loopback import ROOT, free_port
 from simulations.loopback.credentials import SCRIPT
 from tests.environments import built_wheel, installed, variables
@@ -197,6 +202,23 @@ def check_the_gate_is_closed(machine: Machine) -> None:
     code, output = machine.run(Block("", register))
     assert code == 0, output
     assert "registered successfully" in output
+
+
+def test_the_kits_app_starts_from_the_same_model_so_that_it_resumes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(KIT / "app")
+    app = importlib.import_module("my_app")
+    config = tomllib.loads((KIT / "app" / "pyproject.toml").read_text())
+    context = Context(0, 0, {}, RecordDict(), config["tool"]["flwr"]["app"]["config"])
+    begun: list[ArrayRecord] = []
+    monkeypatch.setattr(
+        SafeDSHB, "start", lambda _, grid, initial, **more: begun.append(initial)
+    )
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        app.main(None, context)
+    assert begun[0] == begun[1]
 
 
 def made(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -27,6 +27,7 @@ from flwr_safedshb.node import service
 from flwr_safedshb.node.doctor import machine
 from flwr_safedshb.node.node_file import NodeFile
 from flwr_safedshb.node.service import NodeService, is_own_port
+from flwr_safedshb.node.stop_request import StopRequest
 from simulations.loopback.credentials import SCRIPT
 from tests.clients import THETA, make, node
 
@@ -190,7 +191,8 @@ def test_a_port_that_another_user_has_taken_is_not_asked_for_work(
         )
         node = NodeFile(place / "node.toml", {}, None)
         nobody = NodeService(node, insecure="127.0.0.1:1")
-        nobody._serve(None, place, b"x" * 32)  # type: ignore[arg-type]
+        with StopRequest(pytest.fail) as stop:
+            nobody._serve(None, place, b"x" * 32, stop)  # type: ignore[arg-type]
         assert not calls()
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from flwr_safedshb import cli
 from flwr_safedshb.node.node_file import read_node_file
-from flwr_safedshb.node.service import NodeService, _to_toml
+from flwr_safedshb.node.service import NodeService
 
 FILE = """
 state-dir = "state"
@@ -54,13 +54,6 @@ def test_what_cannot_be_understood_is_named(
 def test_a_node_needs_to_know_where_to_go(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs a table"):
         NodeService(read_node_file(written(tmp_path, "delta = 1e-5")))
-
-
-def test_flower_reads_what_is_written_for_it() -> None:
-    import tomllib
-
-    config = {"a-b": 'quote " and \\', "c": True, "d": 1e-05, "e": 3, "f": "ü\n"}
-    assert tomllib.loads(_to_toml(config)) == config
 
 
 def test_a_node_that_cannot_keep_a_budget_does_not_serve(

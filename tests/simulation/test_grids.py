@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from flwr_safedshb.aggregation import SMEA
 from flwr_safedshb.algorithm.wire import Arrays
-from flwr_safedshb.attacks import ALIE, Attack, LabelFlip, Strongest
+from flwr_safedshb.attacks import ALIE, FOE, Attack, LabelFlip, Strongest
 from flwr_safedshb.attacks.base import Aggregate, Floats
 from flwr_safedshb.simulation.adversarial import AdversarialGrid, AttackFunction
 from flwr_safedshb.simulation.in_process import InProcessGrid
@@ -367,3 +367,17 @@ def test_adversaries_learn_the_gradient_at_the_model_that_was_sent() -> None:
     assert asked == []  # it has no use for one
     replies(Strongest())
     assert asked == [[0.0, 0.0]]
+
+
+def test_adversaries_who_are_not_told_the_rule_say_that_they_assume_the_mean(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    inner = InProcessGrid(make_app(partition_model), 5)
+    for settings, warnings in (((), 1), ((SMEA(),), 0)):
+        caplog.clear()
+        grid = AdversarialGrid(inner, FOE(), 2, *settings)
+        for _ in range(2):
+            grid.send_and_receive(instruct(grid))
+        said = [m for m in caplog.messages if "has no aggregate=" in m]
+        assert len(said) == warnings
+        assert all("aggregate=SMEA()" in m for m in said)

@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 
 from flwr_safedshb.algorithm.model_arrays import trained_parameters
-from simulations import experiment
+from flwr_safedshb.attacks import PushPlanner
+from simulations import adversaries
+from simulations.adversaries import find_goal, make_gradient, make_planner
+from simulations.attacks import Lookahead
 from simulations.config import compose_config
-from simulations.experiment import (
-    build_untrained,
-    find_goal,
-    load_federation,
-    make_gradient,
-)
+from simulations.experiment import build_untrained, load_federation, make_strategy
 from simulations.models import loss_gradient
 
 SETTINGS = "data=digits model=mlp num_nodes=5 num_malicious_nodes=2 attack=strongest"
@@ -27,7 +25,7 @@ def test_adversaries_with_many_examples_use_some_of_them(
     everything = loss_gradient(model, held, compose_config(SETTINGS).weight_decay)
     np.testing.assert_allclose(whole, everything, rtol=1e-5, atol=1e-7)
     count = sum(len(labels) for _, labels in held)
-    monkeypatch.setattr(experiment, "_KNOWN_EXAMPLES", count // 2)
+    monkeypatch.setattr(adversaries, "_KNOWN_EXAMPLES", count // 2)
     some = make_gradient(SETTINGS)(sent)
     cosine = whole @ some / np.linalg.norm(whole) / np.linalg.norm(some)
     assert 0.9 < cosine < 1.0 - 1e-6
@@ -46,3 +44,34 @@ def test_the_goal_leads_away_from_the_optimum_of_what_adversaries_hold() -> None
     gradient = make_gradient(settings)
     left = np.linalg.norm(gradient([part.astype(np.float32) for part in parts]))
     assert left < 0.01 * np.linalg.norm(gradient(first))
+
+
+def test_the_planner_knows_what_honest_clients_clip_and_what_the_server_returns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = list[dict[str, object]]()
+
+    def spy(*args: object, **_: object) -> object:
+        names = ("clients", "loss", "rates", "rounds", "output", "horizon", "plans")
+        made.append(dict(zip(names, args, strict=True)))
+        return PushPlanner(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(adversaries, "PushPlanner", spy)
+    settings = (
+        "data=breast-cancer num_nodes=5 num_malicious_nodes=2 attack=lookahead steps=6 "
+        "local_steps=2 momentum=0.5 server_learning_rate=3 weight_decay=0.1 "
+        "output=average privacy.plan.clip_norm=0.01"
+    )
+    plan = make_planner(settings, make_strategy(settings), Lookahead(horizon=9))
+    (known,) = made
+    assert [known[k] for k in ("rounds", "output", "horizon")] == [3, "average", 9]
+    assert known["rates"](1) == (6.0, 0.25)  # type: ignore[operator]
+    weights = np.random.default_rng(0).normal(size=31)
+    # Every example is clipped, so that only the penalty can be longer.
+    penalty = 0.1 * weights
+    clipped = known["clients"](weights) - penalty  # type: ignore[operator]
+    assert 0.0 < np.linalg.norm(clipped) <= 0.01
+    whole = known["loss"](weights) - penalty  # type: ignore[operator]
+    assert np.linalg.norm(whole) > 0.05
+    sent = np.split(np.zeros(31, np.float32), [30])
+    assert np.linalg.norm(plan([*sent])) == pytest.approx(1.0)

@@ -148,7 +148,11 @@ def check_state_dir(path: Path, ledger_name: str) -> Iterator[CheckResult]:
 def check_link(address: str, root_certificates: Path) -> Iterator[CheckResult]:
     """Connect as a node does, look at the certificate, and compare the clocks."""
     name = "way to the SuperLink"
-    trusted = ssl.create_default_context(cafile=root_certificates)
+    try:
+        trusted = ssl.create_default_context(cafile=root_certificates)
+    except OSError as error:  # also what is no certificate
+        yield CheckResult(name, "failed", f"{root_certificates}: {error}")
+        return
     connection = http.client.HTTPSConnection(
         address, timeout=_CONNECT_SECONDS, context=trusted
     )

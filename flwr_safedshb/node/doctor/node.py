@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Literal
 
 from flwr.app import UserConfig, UserConfigValue
 
-from flwr_safedshb.algorithm.admission import NODE_KEYS
-from flwr_safedshb.algorithm.budget import LEDGER_NAME, LedgerBudget
+from flwr_safedshb.algorithm.admission import NODE_KEYS, open_node_ledger
+from flwr_safedshb.algorithm.budget import LEDGER_NAME, LedgerBudget, RunTerms
 from flwr_safedshb.algorithm.refusal import RefusedError
 from flwr_safedshb.app import ClientFn
 from flwr_safedshb.client import SafeDSHBClient
@@ -23,6 +26,7 @@ from flwr_safedshb.node.doctor.machine import (
     check_clock,
     check_entropy,
     check_key,
+    check_link,
     check_state_dir,
     check_versions,
 )
@@ -31,12 +35,14 @@ from flwr_safedshb.privacy import bad_examples
 from flwr_safedshb.privacy.ledger import database
 from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
 from flwr_safedshb.privacy.ledger.snapshot import open_copy
-from flwr_safedshb.privacy.policy import NodePolicy
+from flwr_safedshb.privacy.policy import NodePolicy, get_rule_names
 from flwr_safedshb.privacy.private_gradient import private_gradient
 
 # Warnings about examples that cannot be used.
 _MAX_WARNINGS = 3
-_RULES = {name.replace("_", "-") for name in NodePolicy.__dataclass_fields__}
+_RULES = get_rule_names()
+# The rules that a ledger is made with.
+_LIMITS = ("max-epsilon", "delta", "unit")
 
 
 def check_node_for_run(
@@ -62,22 +68,21 @@ def check_node_for_run(
         yield from _check_client(client_fn, config, run_config, steps)
 
 
-def check_node(node: NodeFile) -> Iterator[CheckResult]:
-    """Check a node by itself, before it knows of any run."""
+def check_node(node: NodeFile, does_connect: bool) -> Iterator[CheckResult]:
+    """Check a node by itself, before it knows of any run.
+
+    The rules are read and the ledger is opened by what every message is admitted by.
+
+    Parameters
+    ----------
+    node : NodeFile
+    does_connect : bool
+        Whether to try the way to the federation, too. A node that serves waits for it.
+    """
     yield from check_versions()
     yield check_entropy()
-    try:
-        known = [*NODE_KEYS, *node.config] if "data" in node.config else NODE_KEYS
-        policy = NodePolicy.from_config(node.config, {*known} - _RULES)
-        Approvals.parse(node.config.get(KEY))
-        rules = ", ".join(
-            f"{key.replace('_', '-')}={value}"
-            for key, value in vars(policy).items()
-            if value not in (None, False)
-        )
-        yield CheckResult("policy", "ok", rules or "no rule")
-    except ValueError as error:
-        yield CheckResult("policy", "failed", str(error))
+    yield from check_rules(node.config)
+    newest = None
     if "state-dir" not in node.config:
         yield CheckResult(
             "ledger", "failed", "state-dir is not set: no budget can be kept"
@@ -86,9 +91,86 @@ def check_node(node: NodeFile) -> Iterator[CheckResult]:
         with tempfile.TemporaryDirectory(prefix="safedshb-") as folder:
             state_dir = Path(str(node.config["state-dir"]))
             yield from check_state_dir(state_dir, LEDGER_NAME)
-            yield _check_ledger(state_dir / LEDGER_NAME, Path(folder))[0]
+            result, newest = _check_ledger(state_dir / LEDGER_NAME, Path(folder))
+            yield result
+            if result.verdict == "ok":
+                yield from _check_limits(node.config, folder)
+    yield check_clock(newest)
+    if does_connect:
+        yield from check_connection(node)
+    elif node.connection is not None:
+        yield check_key(node.connection.key)
+
+
+def check_rules(config: UserConfig) -> Iterator[CheckResult]:
+    """Check the policy and the approvals in a node's config."""
+    others = sorted({*config} - {*NODE_KEYS, *_RULES})
+    misspelt = [key for key in others if get_close_matches(key, _RULES, 1, 0.75)]
+    try:
+        policy = NodePolicy.from_config(
+            config, {*NODE_KEYS, *others}.difference(misspelt)
+        )
+        rules = ", ".join(
+            f"{key.replace('_', '-')}={value}"
+            for key, value in vars(policy).items()
+            if value not in (None, False)
+        )
+        yield CheckResult("policy", "ok", rules or "no rule")
+    except ValueError as error:
+        yield CheckResult("policy", "failed", str(error))
+    if foreign := [key for key in others if key not in ("data", *misspelt)]:
+        finding = (
+            f"{', '.join(foreign)}: no rule; unless the app names it in node_keys, "
+            "every step is refused"
+        )
+        yield CheckResult("keys of the app", "warning", finding)
+    data = config.get("data")
+    if isinstance(data, str) and os.sep in data:
+        readable = os.access(data, os.R_OK)
+        finding = data if readable else f"{data} is not there, or may not be read"
+        yield CheckResult("data", "ok" if readable else "failed", finding)
+    try:
+        hashes = Approvals.parse(config.get(KEY)).hashes
+        if hashes is not None:
+            verdict: Literal["ok", "failed"] = "ok" if hashes else "failed"
+            finding = f"{len(hashes)} apps may run"
+            yield CheckResult(KEY, verdict, finding)
+    except ValueError as error:
+        yield CheckResult(KEY, "failed", str(error))
+
+
+def check_approval(config: UserConfig, bundle_hash: str) -> CheckResult:
+    """Check whether a node runs the app with this hash."""
+    reason = Approvals.parse(config.get(KEY)).find_refusal(bundle_hash)
+    return CheckResult(
+        KEY, "failed" if reason else "ok", reason or f"runs {bundle_hash}"
+    )
+
+
+def check_connection(node: NodeFile) -> Iterator[CheckResult]:
+    """Check a node's key and its way to the federation."""
     if node.connection is not None:
         yield check_key(node.connection.key)
+        yield from check_link(
+            node.connection.superlink, node.connection.root_certificates
+        )
+
+
+def _check_limits(config: UserConfig, folder: str) -> Iterator[CheckResult]:
+    """Open a copy of the ledger, or a new one, with the limits in the config."""
+    limits = {key: config[key] for key in _LIMITS if key in config}
+    try:
+        policy = NodePolicy.from_config(limits)
+    except ValueError:
+        return  # `check_rules` has said so
+    if not limits and not (Path(folder) / LEDGER_NAME).exists():
+        return  # the first run says which
+    with _collect_logs() as lines:
+        try:
+            open_node_ledger(folder, policy, RunTerms()).close()
+        except RefusedError as refusal:
+            finding = "; ".join([str(refusal), *lines])
+            yield CheckResult("limits of the ledger", "failed", finding)
 
 
 def _check_ledger(path: Path, folder: Path) -> tuple[CheckResult, str | None]:

@@ -51,6 +51,8 @@ __all__ = ["AppBundle", "ClaimedTask", "ClientTask", "LoadClientAppError", "Runt
 
 OnMessage = Callable[[bytes, Metadata], None]
 
+# Seconds after which a SuperNode that does not answer is taken to have ended.
+_RETRY_SECONDS = 30.0
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
@@ -78,9 +80,18 @@ class Runtime:
         with self._connect(auth, None) as client:
             yield client
 
-    def connect_with_token(self, token: str) -> RuntimeHttpClient:
-        """Connect to work on one task."""
-        retries = make_simple_http_retry_invoker()
+    def connect_with_token(
+        self, token: str, does_retry: bool = True
+    ) -> RuntimeHttpClient:
+        """Connect to work on one task.
+
+        Flower's retries send SIGINT to their own process if the token is refused, so
+        they are for workers only, which ignore it.
+        """
+        retries = None
+        if does_retry:
+            retries = make_simple_http_retry_invoker()
+            retries.max_time = _RETRY_SECONDS
         return self._connect(RuntimeTokenHttpInterceptor(token), retries)
 
     def _connect(
@@ -218,7 +229,7 @@ def fail_task(runtime: Runtime, token: str, head: bytes, reason: str) -> None:
         the message is still there, and nobody but us would ever answer it.
     reason : str
     """
-    with runtime.connect_with_token(token) as client:
+    with runtime.connect_with_token(token, does_retry=False) as client:
         if not head:
             found = client.PullMessages(PullAppMessagesRequest()).messages_list
             if not found:

@@ -301,3 +301,6 @@ if __name__ == "__main__":
     end_with_parent()
     patch_supernode()
     flower_supernode()
+    # Flower's main loop has ended by an error. The thread of its Runtime API has not,
+    # and would keep a process that answers nobody.
+    os.kill(os.getpid(), signal.SIGTERM)

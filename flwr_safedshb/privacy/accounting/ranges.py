@@ -36,19 +36,20 @@ class NumberRange:
         # The float is compared, because the float is kept.
         if not self.contains(number):
             raise ValueError(
-                f"{name}={shorten(value)} must lie in "
+                f"{name}={shorten_value(value)} must lie in "
                 f"[{self.least:g}, {self.greatest:g}]; {self.remedy}"
             )
         return number
 
 
-def shorten(value: object) -> str:
-    """Return a number as text of at most 40 characters."""
+def shorten_value(value: object, length: int = 60) -> str:
+    """Return a number, or another value's repr, cut to a length that fits an error."""
     try:
-        text = str(value)
+        # The repr of numpy's numbers names their type.
+        text = str(value) if isinstance(value, Real) else repr(value)
     except ValueError:  # more digits than Python prints
         return "a huge number"
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    return text if len(text) <= length else f"{text[:length]}..."
 
 
 NOISE_MULTIPLIER = NumberRange(1e-6, 1e6, "use 0 for a run without privacy")
@@ -78,5 +79,5 @@ def check_steps(steps: int) -> int:
     if isinstance(steps, bool) or not isinstance(steps, Integral):
         raise ValueError(f"steps={steps!r} must be an integer")
     if not 0 <= steps <= MAX_STEPS:
-        raise ValueError(f"steps={shorten(steps)} must lie in [0, {MAX_STEPS}]")
+        raise ValueError(f"steps={shorten_value(steps)} must lie in [0, {MAX_STEPS}]")
     return int(steps)

@@ -25,7 +25,7 @@ from flwr_safedshb.privacy.accounting.ranges import (
     MAX_STEPS,
     check_delta,
     check_steps,
-    shorten,
+    shorten_value,
 )
 from flwr_safedshb.privacy.ledger.database import (
     LedgerCorrupted,
@@ -184,7 +184,9 @@ class Ledger:
             If the charge could not be written: release nothing.
         """
         if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1:
-            raise ValueError(f"steps={shorten(steps)} must be an integer of at least 1")
+            raise ValueError(
+                f"steps={shorten_value(steps)} must be an integer of at least 1"
+            )
         steps, name = int(steps), _check_run_name(run)
         same, admissible = convert_to_unit(plan, self.unit), self._admissible
         for attempt in itertools.count():

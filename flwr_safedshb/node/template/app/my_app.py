@@ -57,5 +57,11 @@ def main(grid: Grid, context: Context) -> None:
         authenticated_nodes=True,
         checkpoint=str(config["checkpoint"]) or None,
     )
+    torch.manual_seed(0)  # the same model again, if the run is submitted again
     initial = ArrayRecord(make_model().state_dict())
-    strategy.start(grid, initial, num_rounds=int(config["steps"]))
+    strategy.start(
+        grid,
+        initial,
+        num_rounds=int(config["steps"]),
+        timeout=float(config["round-seconds"]),
+    )

@@ -1,0 +1,1 @@
+"""A model trained on several nodes, private and robust."""
