@@ -8,7 +8,7 @@ tag, and the number of examples; or a refusal, whose text says nothing about dat
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from functools import lru_cache
 from typing import cast
 
@@ -26,9 +26,11 @@ from flwr_safedshb.algorithm.answer_evaluation import (
     PrivateEvaluation,
 )
 from flwr_safedshb.algorithm.budget import RunTerms
+from flwr_safedshb.algorithm.expectation import log_node_expectation
 from flwr_safedshb.algorithm.model_arrays import trained_parameters
 from flwr_safedshb.algorithm.refusal import RefusedError, to_refusal
 from flwr_safedshb.algorithm.requests import (
+    TrainRequest,
     check_weights,
     parse_evaluate_request,
     parse_train_request,
@@ -38,6 +40,7 @@ from flwr_safedshb.algorithm.run_target import (
     check_length,
     make_terms,
 )
+from flwr_safedshb.algorithm.signing import StepSigner
 from flwr_safedshb.algorithm.split import split_examples
 from flwr_safedshb.algorithm.step import (
     GradientRequest,
@@ -46,6 +49,9 @@ from flwr_safedshb.algorithm.step import (
     training_step,
 )
 from flwr_safedshb.algorithm.wire import (
+    LOSS,
+    NUM_EXAMPLES,
+    PRIVATE_EVALUATION,
     Arrays,
     Template,
     make_momentum_tag,
@@ -54,13 +60,9 @@ from flwr_safedshb.algorithm.wire import (
 from flwr_safedshb.flower.compat import Mod, check_mods
 from flwr_safedshb.privacy.bad_examples import log_causes
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.datasets import (
-    ArrayExamples,
-    Examples,
-    Unpack,
-    make_examples,
-)
+from flwr_safedshb.privacy.datasets import Unpack, make_examples
 from flwr_safedshb.privacy.losses import Loss, is_rowwise_loss
+from flwr_safedshb.privacy.owners import Owners, PrivateData, make_owned_examples
 from flwr_safedshb.privacy.plan import ALL, Clipping, PrivacyPlan
 from flwr_safedshb.privacy.private_gradient import Vector
 from flwr_safedshb.privacy.randomness.noise import Randomness, SecureRandomness
@@ -69,6 +71,8 @@ from flwr_safedshb.privacy.target import PrivacyTarget
 Scalar = bool | bytes | float | int | str
 # Momentum, number of examples, metrics.
 FitResult = tuple[Arrays, int, dict[str, Scalar]]
+# Loss, number of examples, metrics.
+EvaluateResult = tuple[float, int, dict[str, Scalar]]
 
 _shared_losses: dict[object, Loss] = {}
 
@@ -103,6 +107,13 @@ class SafeDSHBClient(NumPyClient):
         Of a dataset of items, a made-up example, such as ``(torch.zeros(1, 28, 28),
         0)``: all items have its shapes and types, and others are left out. Without
         seeded randomness it must be given, because no item may decide about others.
+    owners : sequence, array or column, or str, optional
+        Whose example each is, for a plan with ``unit="person"``: identifiers such as
+        patient numbers, or the key of items that are dicts. ``num_examples`` of the
+        plan then counts persons, and so does ``held_out`` of the evaluation.
+    max_per_owner : int
+        K: a step takes the mean gradient of at most so many examples of a person,
+        drawn anew each time. Its cost is that of K examples for every person.
     weight_decay : float
         lambda, of the L2 penalty.
     max_epsilon, delta : float, optional
@@ -138,6 +149,8 @@ class SafeDSHBClient(NumPyClient):
         target: str | None = None,
         unpack: Unpack | None = None,
         like: tuple[object, object] | None = None,
+        owners: Owners | None = None,
+        max_per_owner: int = 5,
         weight_decay: float = 0.0,
         max_epsilon: float | None = None,
         delta: float | None = None,
@@ -147,9 +160,15 @@ class SafeDSHBClient(NumPyClient):
         evaluation: PrivateEvaluation | None = None,
     ) -> None:
         _check_arguments(model, loss, randomness, plan)
+        _check_owners(plan, owners)
         source = SecureRandomness() if randomness is None else randomness
         with log_causes(not source.private):
-            data = make_examples(dataset, target, unpack, like)
+            data: PrivateData
+            if owners is None:
+                data, per_owner = make_examples(dataset, target, unpack, like), 1
+            else:
+                items = dataset, owners, max_per_owner, target, unpack, like
+                data, per_owner = make_owned_examples(*items), max_per_owner
             if source.private:
                 data.refuse_undeclared()
         held_out = 0 if evaluation is None else evaluation.held_out
@@ -160,14 +179,15 @@ class SafeDSHBClient(NumPyClient):
             terms = make_terms(plan, terms, context.node_config)
             plan, evaluation = _calibrate(plan, trains, evaluation, evaluates)
         if trains.size != plan.num_examples:
+            what = "size" if owners is None else "number of persons"
             raise ValueError(
-                f"num_examples={plan.num_examples} of the plan must be the size of the "
-                f"dataset, {trains.size}; make the plan for this dataset"
+                f"num_examples={plan.num_examples} of the plan must be the {what} of "
+                f"the dataset, {trains.size}; make the plan for this dataset"
             )
         self.budget = open_budget(
             context,
             plan,
-            None if evaluation is None else evaluation.plan(evaluates.size),
+            None if evaluation is None else evaluation.plan(evaluates.size, plan.unit),
             terms,
             data if held_out else None,
         )
@@ -175,7 +195,7 @@ class SafeDSHBClient(NumPyClient):
         self.dataset, self.plan, self.randomness = trains, self.budget.plan, source
         self.trusted_mods = trusted_mods
         gradients, self.template, trained = _prepare_model(
-            model, _share_loss(loss), plan.clip_norm, plan.clipping
+            model, _share_loss(loss), plan.clip_norm, plan.clipping, per_owner
         )
         # The partition of a simulation: node ids differ between engines.
         node = int(context.node_config.get("partition-id", context.node_id))
@@ -187,9 +207,9 @@ class SafeDSHBClient(NumPyClient):
             if evaluation is None
             else Evaluator(evaluation, evaluates, model, loss, self.source)
         )
-        if not allows_plain_evaluation(context.node_config, node_keys):
-            # On the object, so that a subclass's ``evaluate`` cannot be called.
-            vars(self)["evaluate"] = refuse_plain_evaluation
+        # On the object, so that a subclass's ``evaluate`` cannot be called directly.
+        allowed = allows_plain_evaluation(context.node_config, node_keys)
+        vars(self)["evaluate"] = route_evaluation(self, allows_plain=allowed)
 
     def fit(self, parameters: Arrays, config: Mapping[str, Scalar]) -> FitResult:
         """Take one step, or as many as the message asks for.
@@ -207,7 +227,8 @@ class SafeDSHBClient(NumPyClient):
         -------
         momentum, num_examples, metrics
             m_t in float32, or the mean of K of them; m; and the momentum tag, in the
-            last round also the run's ``epsilon`` and ``delta``, if they are known.
+            last round also the run's ``epsilon`` and ``delta``, if they are known, and
+            a signed receipt where the server asks for one.
 
         Raises
         ------
@@ -237,19 +258,33 @@ class SafeDSHBClient(NumPyClient):
                 check_length(self.target, request)
             check_weights(parameters, self.template)
             self.source.check_model()
+            signer = None
+            if request.sign_receipt:  # refused before anything is charged
+                node = self.context.node_id, self.context.node_config
+                signer = StepSigner(*node, self.budget)
+            if request.step == 0:
+                self._log_expectation(request, parameters)
             momentum = yield from training_step(
                 request, parameters, self.budget, self.budget.store
             )
-            report = self.budget.report_cost(request) if request.report_privacy else {}
+            arrays = split_vector(momentum, self.template.shapes)
+            metrics: dict[str, Scalar] = {**make_momentum_tag()}
+            if request.report_privacy:
+                metrics |= self.budget.report_cost(request)
+            if signer is not None:
+                metrics |= signer.sign(request, parameters, arrays)
         except GeneratorExit:
             raise
         except BaseException as error:
             refusal = to_refusal(error)
         else:
-            arrays = split_vector(momentum, self.template.shapes)
-            return arrays, self.plan.num_examples, {**report, **make_momentum_tag()}
+            return arrays, self.plan.num_examples, metrics
         # Outside the handler, so that the error and its data are not attached.
         raise refusal
+
+    def evaluate(self, parameters: Arrays, config: dict[str, Scalar]) -> EvaluateResult:
+        """Refuse an evaluation without noise; a subclass may answer it."""
+        raise RefusedError("this client does not evaluate models on its data")
 
     def evaluate_privately(
         self, parameters: Arrays, config: Mapping[str, Scalar]
@@ -281,15 +316,46 @@ class SafeDSHBClient(NumPyClient):
             return {**metrics, **make_momentum_tag()}
         raise refusal
 
+    def _log_expectation(self, request: TrainRequest, parameters: Arrays) -> None:
+        """Log on this node, from public numbers, whether the run has a chance."""
+        known = request.run.steps if request.run is not None else None
+        if known is None and self.target is not None:
+            known = self.target.steps
+        if known is not None:
+            nodes = self.context.node_config.get("num-partitions")
+            log_node_expectation(
+                self.plan,
+                parameters,
+                known,
+                (request.learning_rate, request.momentum),
+                nodes if isinstance(nodes, int) else None,
+            )
+
     def _check_mods(self) -> None:
         """Refuse to work under a mod that could change the reply."""
         if (reason := check_mods(self.trusted_mods)) is not None:
             raise RefusedError(reason)
 
 
-def refuse_plain_evaluation(
-    parameters: object, config: object
-) -> tuple[float, int, dict[str, Scalar]]:
+def route_evaluation(
+    client: SafeDSHBClient, *, allows_plain: bool
+) -> Callable[[Arrays, dict[str, Scalar]], EvaluateResult]:
+    """Return an ``evaluate`` of the legacy API that answers both kinds of requests."""
+
+    def evaluate(parameters: Arrays, config: dict[str, Scalar]) -> EvaluateResult:
+        if PRIVATE_EVALUATION in config:
+            found = cast(
+                dict[str, Scalar], client.evaluate_privately(parameters, config)
+            )
+            return cast(float, found[LOSS]), cast(int, found[NUM_EXAMPLES]), found
+        if not allows_plain:
+            refuse_plain_evaluation(parameters, config)
+        return type(client).evaluate(client, parameters, config)
+
+    return evaluate
+
+
+def refuse_plain_evaluation(parameters: object, config: object) -> EvaluateResult:
     """Replace a client's own ``evaluate`` on a node that keeps a ledger."""
     raise RefusedError(
         "this node keeps a privacy budget, and an evaluation without noise is outside "
@@ -300,24 +366,24 @@ def refuse_plain_evaluation(
 
 @lru_cache(maxsize=4)
 def _prepare_model(
-    model: nn.Module, loss: Loss, clip_norm: float, clipping: Clipping
+    model: nn.Module, loss: Loss, clip_norm: float, clipping: Clipping, per_owner: int
 ) -> tuple[ClippedGradients, Template, list[nn.Parameter]]:
     """Check and hook a model, once: that costs more than a step."""
     trained = trained_parameters(model)
     shapes = tuple(tuple(parameter.shape) for parameter in trained.values())
-    gradients = ClippedGradients(model, loss, clip_norm, clipping)
+    gradients = ClippedGradients(model, loss, clip_norm, clipping, per_owner)
     return gradients, Template(tuple(trained), shapes), [*trained.values()]
 
 
 def _calibrate(
     target: PrivacyTarget,
-    trains: Examples,
+    trains: PrivateData,
     evaluation: PrivateEvaluation | None,
-    evaluates: Examples,
+    evaluates: PrivateData,
 ) -> tuple[PrivacyPlan, PrivateEvaluation | None]:
     """Return the plans that meet a target; a refusal names sizes, which are public."""
     # Examples that are read one by one are charged for both, see `split_plans`.
-    separate = trains is not evaluates and isinstance(trains, ArrayExamples)
+    separate = trains is not evaluates and trains.tensors is not None
     try:
         return calibrate_plans(
             target, trains.size, evaluation, evaluates.size, separate=separate
@@ -343,6 +409,21 @@ def _check_arguments(
         raise ValueError(f"loss={loss!r} must be an instance, such as nn.MSELoss()")
     if randomness is not None and not hasattr(randomness, "for_step"):
         raise ValueError(f"randomness={randomness!r} must be SeededRandomness(0), say")
+
+
+def _check_owners(plan: PrivacyPlan | PrivacyTarget, owners: Owners | None) -> None:
+    """Refuse owners without a plan for persons, and such a plan without owners."""
+    if owners is None and plan.unit == "person":
+        raise ValueError(
+            "unit='person' of the plan needs owners: say whose example each is, as in "
+            "owners=patient_numbers"
+        )
+    if owners is not None and plan.unit != "person":
+        raise ValueError(
+            f"owners needs a plan for persons, and this one has unit={plan.unit!r}; "
+            "make it with unit='person' and count persons in num_examples and "
+            "batch_size"
+        )
 
 
 def _share_loss(loss: Loss) -> Loss:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, NoReturn, Self
+from typing import ClassVar, Literal, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,10 +85,13 @@ class Lookahead(Strongest):
 
     Attributes
     ----------
+    output : "last" or "average", optional
+        The model they aim at; by default the one that the run returns.
     horizon, num_plans : int
         See `PushPlanner`.
     """
 
+    output: Literal["last", "average"] | None = None
     horizon: int = 100
     num_plans: int = 60
 

@@ -3,7 +3,10 @@
 import ast
 import importlib
 import importlib.util
+import io
 import re
+import tomllib
+import zipfile
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import pytest
 import torch
 
 from flwr_safedshb.cli import main
+from flwr_safedshb.node.flower_patches.fab import build_bundle
 from tests.example_apps import EXAMPLES, app_in, run_app, run_on_ray
 
 PAIRS = EXAMPLES / "from-fedavg"
@@ -29,10 +33,16 @@ def diffs() -> Any:
 def test_from_plain_to_private_takes_few_lines() -> None:
     made = diffs()
     for app in made.APPS:
-        # The private form of one evaluates without a function of its own.
-        most = 36 if app == "torch" else 15
-        assert made.changed(made.diff(app, "client")) <= most
-        assert made.changed(made.diff(app, "server")) <= 3
+        for side, most in (("client", 15), ("server", 3)):
+            lines = made.diff(app, side)
+            assert made.count_changes(lines)[0] <= most, (app, side)
+            text = "\n".join(lines)
+            # What each says: epsilon, f, and evaluation within the guarantee.
+            needed = {
+                "client": ("PrivacyTarget(", "PrivateEvaluation("),
+                "server": ("num_malicious_nodes=1", "evaluate_every="),
+            }
+            assert all(words in text for words in needed[side])
         plain, private = (
             (PAIRS / app / form / "task.py").read_text()
             for form in ("plain", "private")
@@ -228,3 +238,20 @@ def flower_takes(folder: Path) -> None:
     files = publish._collect_file_paths(folder)
     publish._validate_files(files)
     assert {"pyproject.toml"} < {file.name for file in files}
+    bundled(folder)
+
+
+def bundled(folder: Path) -> None:
+    """Assert that an app's bundle has what Flower's Hub wants (format 1)."""
+    content = zipfile.ZipFile(io.BytesIO(build_bundle(folder)))
+    assert {"LICENSE", "README.md"} <= {*content.namelist()}
+    about = tomllib.loads(content.read("pyproject.toml").decode())
+    assert about["tool"]["flwr"]["app"]["fab-format-version"] == 1
+    # Whoever runs it must know how many SuperNodes it is for.
+    readme = content.read("README.md").decode()
+    assert re.search(r"[1-9]\d* SuperNodes|num-supernodes=\d", readme)
+
+
+@pytest.mark.parametrize("folder", [".", "flwr_safedshb/node/template/app"])
+def test_the_other_apps_are_bundled_too(folder: str) -> None:
+    bundled(EXAMPLES.parent / folder)

@@ -192,7 +192,8 @@ def test_all_that_is_needed_at_run_time_is_pinned_and_is_what_runs() -> None:
 
 
 # The benchmarks' peers, which `make peers` installs; what is not there is left out.
-OPTIONAL = {"byzfl", "byzpy", "prometheus_client"}
+# Matplotlib draws the plot of a command, whose error without it says how to get it.
+OPTIONAL = {"byzfl", "byzpy", "matplotlib", "prometheus_client"}
 # The package of the app that `safedshb new` writes.
 TEMPLATE = {"new_app"}
 # Which lists of pyproject.toml each room may import from.

@@ -23,8 +23,8 @@ from flwr_safedshb.algorithm.refusal import RefusedError
 from flwr_safedshb.algorithm.split import split_plans
 from flwr_safedshb.atomic_io import make_private_folder
 from flwr_safedshb.privacy.accounting.ranges import MAX_STEPS
-from flwr_safedshb.privacy.datasets import Examples
 from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
+from flwr_safedshb.privacy.owners import PrivateData
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.policy import NodePolicy, get_rule_names
 
@@ -37,6 +37,7 @@ NODE_KEYS = (
     "commit-steps",
     "commit-evaluations",
     "allow-plain-evaluation",
+    "receipt-key",
 )
 # The run name of the owner's own commitment in the ledger.
 _OWNER = "owner"
@@ -51,7 +52,7 @@ def open_budget(
     plan: PrivacyPlan,
     evaluation_plan: PrivacyPlan | None,
     terms: RunTerms,
-    held_out_of: Examples | None = None,
+    held_out_of: PrivateData | None = None,
 ) -> PrivacyBudget:
     """Admit a run under the policy of a node, and open the node's budget.
 
@@ -62,7 +63,7 @@ def open_budget(
     plan, evaluation_plan : PrivacyPlan
         The plans of a training step and of a private evaluation, if the run has any.
     terms : RunTerms
-    held_out_of : Examples, optional
+    held_out_of : Examples or OwnedExamples, optional
         All examples of the node, if some are held out of training. Each part is then
         charged for its own use only, by plans that name the part.
 

@@ -14,7 +14,6 @@ from flwr_safedshb.algorithm.requests import EvaluateRequest
 from flwr_safedshb.algorithm.step import GradientSource
 from flwr_safedshb.algorithm.wire import Arrays
 from flwr_safedshb.privacy.accounting import ranges
-from flwr_safedshb.privacy.datasets import Examples
 from flwr_safedshb.privacy.evaluation import (
     Counts,
     IsCorrect,
@@ -23,7 +22,8 @@ from flwr_safedshb.privacy.evaluation import (
     private_counts,
 )
 from flwr_safedshb.privacy.losses import Loss
-from flwr_safedshb.privacy.plan import PrivacyPlan
+from flwr_safedshb.privacy.owners import PrivateData
+from flwr_safedshb.privacy.plan import PrivacyPlan, Unit
 
 Metrics = dict[str, int | float | list[int] | list[float]]
 
@@ -43,7 +43,8 @@ class PrivateEvaluation:
         client with a `PrivacyTarget` finds it for examples that are held out.
     held_out : int
         How many examples are held out of training; only these are evaluated. With 0
-        all examples are trained on and evaluated, and each is charged for both.
+        all examples are trained on and evaluated, and each is charged for both. With a
+        plan for persons it counts persons, and so do the answers.
     num_classes : int, optional
         Number of classes of the task; needed to answer by class.
     right : callable (outputs, target) -> bool
@@ -73,16 +74,15 @@ class PrivateEvaluation:
                     f"{least} to {most}"
                 )
 
-    def plan(self, num_examples: int) -> PrivacyPlan:
-        """Return the plan of one evaluation of `num_examples` examples."""
-        if self.noise_multiplier is None:
+    def plan(self, num_examples: int, unit: Unit = "example") -> PrivacyPlan:
+        """Return the plan of one evaluation of `num_examples` examples, or persons."""
+        noise, m = self.noise_multiplier, num_examples
+        if noise is None:
             raise ValueError(
                 "PrivateEvaluation() needs noise_multiplier beside a PrivacyPlan; a "
                 "PrivacyTarget finds it for examples that are held out"
             )
-        return PrivacyPlan(
-            1.0, self.noise_multiplier, num_examples, num_examples, sampling="whole"
-        )
+        return PrivacyPlan(1.0, noise, m, m, sampling="whole", unit=unit)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +92,7 @@ class Evaluator:
     Attributes
     ----------
     settings : PrivateEvaluation
-    dataset : Examples
+    dataset : Examples or OwnedExamples
         The examples that are evaluated.
     model, loss : nn.Module, callable
     source : GradientSource
@@ -101,7 +101,7 @@ class Evaluator:
     """
 
     settings: PrivateEvaluation
-    dataset: Examples
+    dataset: PrivateData
     model: nn.Module
     loss: Loss
     source: GradientSource

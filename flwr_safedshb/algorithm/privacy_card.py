@@ -23,7 +23,7 @@ from flwr_safedshb.algorithm import privacy_report
 from flwr_safedshb.algorithm.progress import Progress
 from flwr_safedshb.algorithm.run_identity import fingerprint_arrays
 from flwr_safedshb.atomic_io import replace_file
-from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement
+from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement, describe_unit
 
 FORMAT = "safedshb privacy card 1"
 Noise = Literal["unknown", "secure", "seeded"]
@@ -169,8 +169,8 @@ class PrivacyCard:
                 "## Privacy",
                 "",
                 "Trained with Safe-DSHB: an honest node clips the gradient of each "
-                "example and adds noise before anything leaves it, so its guarantee "
-                "holds against everybody, the server included.",
+                "example, or of each person, and adds noise before anything leaves it, "
+                "so its guarantee holds against everybody, the server included.",
                 "",
                 *([f"**{_SEEDED}**", ""] if self.noise == "seeded" else []),
                 "| what | value | who says so |",
@@ -237,7 +237,7 @@ class PrivacyCard:
 
 def get_unit(plan: PrivacyPlan) -> str:
     """Return the unit of privacy of a plan: what one neighbour differs in."""
-    return f"one example ({plan.adjacency})"
+    return f"{describe_unit(plan.unit)} ({plan.adjacency})"
 
 
 def privacy_card(

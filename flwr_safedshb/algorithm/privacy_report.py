@@ -73,7 +73,8 @@ def log_privacy(metrics: Mapping[str, object], plain_evaluation: bool = False) -
     deltas = cast(list[float], metrics[DELTAS])
     log(
         INFO,
-        "Privacy, as %d nodes report it: epsilon from %.4g to %.4g, delta up to %.4g%s",
+        "Privacy, as %d nodes report it, for one example or person as their plans say: "
+        "epsilon from %.4g to %.4g, delta up to %.4g%s",
         len(nodes),
         min(epsilons),
         max(epsilons),

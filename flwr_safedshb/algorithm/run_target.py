@@ -64,7 +64,7 @@ def calibrate_plans(
         )
         noise = whole.make_plan(num_evaluated).noise_multiplier
         evaluation = replace(evaluation, noise_multiplier=noise)
-    answers = (evaluation.plan(num_evaluated), count)
+    answers = (evaluation.plan(num_evaluated, target.unit), count)
     if separate:
         _check_answers(target, *answers)
         return target.make_plan(num_trained), evaluation

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Literal
@@ -36,10 +36,12 @@ Reason = Literal[
     "not-finite",
     "unmarked",
     "too-long",
+    "no-receipt",
 ]
 
-# An honest client can be slow or fail. Every other reason proves an adversary.
-HONEST_FAILURES: frozenset[Reason] = frozenset({"missing", "error"})
+# An honest client can be slow or fail, and a node whose state-dir was lost signs with
+# another key. Every other reason proves an adversary.
+HONEST_FAILURES: frozenset[Reason] = frozenset({"missing", "error", "no-receipt"})
 
 # The dtype of a momentum on the wire.
 DTYPE = np.dtype("<f4")
@@ -159,6 +161,7 @@ def screen_replies(
     replies: Iterable[Message],
     foreign: bool = False,
     norm_bound: float = math.inf,
+    has_receipt: Callable[[int, Accepted], bool] | None = None,
 ) -> ScreeningResult:
     """Screen the replies to the messages of a round.
 
@@ -176,6 +179,8 @@ def screen_replies(
         not SafeDSHBClients.
     norm_bound : float
         The largest L2 norm of an honest reply; longer replies are excluded.
+    has_receipt : callable (node, Accepted) -> bool, optional
+        Whether a reply has a receipt that is in order; others are excluded.
     """
     accepted: list[tuple[int, Accepted]] = []
     excluded: Counter[Reason] = Counter()
@@ -183,6 +188,8 @@ def screen_replies(
     answered, silent, ignored = match_replies(sent, replies)
     for node, reply in answered:
         result = screen_reply(template, reply, foreign, norm_bound)
+        if isinstance(result, Accepted) and has_receipt is not None:
+            result = result if has_receipt(node, result) else Excluded("no-receipt")
         if isinstance(result, Accepted):
             accepted.append((node, result))
             continue

@@ -1,5 +1,8 @@
 """Hold examples out of training, and charge each part for its own use only.
 
+With persons as the unit, persons are held out, and whatever is said here of examples
+holds for persons.
+
 Held-out examples are charged for evaluations only, the others for training only. Every
 charge contains a digest of the data, in the node's order, and of the held-out indices.
 If either has changed, the digests differ and each example is charged for both.
@@ -11,6 +14,7 @@ import hashlib
 import hmac
 import os
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +23,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flwr_safedshb.privacy.datasets import ArrayExamples, Examples
 from flwr_safedshb.privacy.ledger.ledger import LedgerError
+from flwr_safedshb.privacy.owners import PrivateData
 from flwr_safedshb.privacy.plan import PrivacyPlan
 
 # Fixed, so that the held-out indices depend on nothing but the two sizes.
@@ -29,7 +33,9 @@ _KEY_NAME = "safedshb.key"
 _KEY_BYTES = 32
 
 
-def split_examples(examples: Examples, held_out: int) -> tuple[Examples, Examples]:
+def split_examples(
+    examples: PrivateData, held_out: int
+) -> tuple[PrivateData, PrivateData]:
     """Return the examples to train on, and those held out for evaluations."""
     size = examples.size
     if held_out >= size:
@@ -48,7 +54,7 @@ def _draw_held_out(size: int, held_out: int) -> NDArray[np.int64]:
 
 
 def split_plans(
-    plan: PrivacyPlan, evaluation: PrivacyPlan, data: Examples, folder: Path | None
+    plan: PrivacyPlan, evaluation: PrivacyPlan, data: PrivateData, folder: Path | None
 ) -> tuple[PrivacyPlan, PrivacyPlan]:
     """Return the plans of the trained and the held-out part, tagged by a data digest.
 
@@ -58,30 +64,32 @@ def split_plans(
     ----------
     plan, evaluation : PrivacyPlan
         Plans for all examples.
-    data : Examples
+    data : Examples or OwnedExamples
         All examples of the node, in its order.
     folder : Path, optional
         The folder of the node's ledger; None for a simulation, which needs no digest.
     """
-    if not isinstance(data, ArrayExamples):
+    if data.tensors is None:
         return plan, evaluation
     digest = "0" * 16
     if folder is not None:
         sizes = plan.num_examples, evaluation.num_examples
-        digest = _digest_split(data, sizes, _load_key(folder))
+        digest = _digest_split(data.tensors, sizes, _load_key(folder))
     return (
         replace(plan, part=f"trained:{digest}"),
         replace(evaluation, part=f"held-out:{digest}"),
     )
 
 
-def _digest_split(data: ArrayExamples, sizes: tuple[int, int], key: bytes) -> str:
+def _digest_split(
+    tensors: Sequence[torch.Tensor], sizes: tuple[int, int], key: bytes
+) -> str:
     """Return a keyed digest of the data and of which examples are held out."""
     digest = hmac.new(key, digestmod=hashlib.sha256)
     digest.update(repr(sizes).encode())
     # The indices too, because another version of numpy may permute differently.
     digest.update(_draw_held_out(sum(sizes), sizes[1]).astype("<i8").tobytes())
-    for tensor in data.tensors:
+    for tensor in tensors:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().data)

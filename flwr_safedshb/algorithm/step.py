@@ -16,7 +16,7 @@ from flwr_safedshb.algorithm.requests import TrainRequest
 from flwr_safedshb.algorithm.wire import Arrays, sgd_step, split_vector
 from flwr_safedshb.privacy.bad_examples import log_causes
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.datasets import Examples
+from flwr_safedshb.privacy.owners import PrivateData
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.private_gradient import (
     BLOCK,
@@ -136,7 +136,7 @@ class GradientSource:
         The model, its loss and the clip norm C.
     trained : sequence of nn.Parameter
         The parameters of the model that are trained.
-    dataset : Examples
+    dataset : Examples or OwnedExamples
     plan : PrivacyPlan
     randomness : Randomness
     node : int
@@ -147,7 +147,7 @@ class GradientSource:
 
     gradients: ClippedGradients
     trained: Sequence[nn.Parameter]
-    dataset: Examples
+    dataset: PrivateData
     plan: PrivacyPlan
     randomness: Randomness
     node: int

@@ -29,7 +29,7 @@ from flwr_safedshb.sanitize import escape_cell, escape_lines
 
 if TYPE_CHECKING:
     from flwr_safedshb.privacy.ledger.ledger import Charge, Ledger
-    from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement
+    from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement, PrivacyUnit
 
 
 _FOLLOW_SECONDS = 1.0
@@ -71,7 +71,7 @@ class LedgerSummary:
 
     max_epsilon: float
     delta: float
-    unit: str
+    unit: PrivacyUnit
     spent: PrivacyStatement
     committed: list[CommittedSteps]
     left: list[StepsLeft]
@@ -190,6 +190,7 @@ def _summarize(ledger: Ledger) -> LedgerSummary:
 
 def _print_summary(path: Path, summary: LedgerSummary) -> None:
     from flwr_safedshb.cli._listing import print_table
+    from flwr_safedshb.privacy.plan import describe_unit, split_unit
 
     rows = [
         (
@@ -206,7 +207,7 @@ def _print_summary(path: Path, summary: LedgerSummary) -> None:
     print(f"spent:   {summary.spent}")
     print(
         f"allowed: epsilon = {summary.max_epsilon:g} at delta = {summary.delta:g} "
-        f"({summary.unit})"
+        f"for {describe_unit(split_unit(summary.unit)[0])} ({summary.unit})"
     )
     for one in summary.committed:
         print(
@@ -220,7 +221,8 @@ def _print_summary(path: Path, summary: LedgerSummary) -> None:
 def _describe_plan(plan: PrivacyPlan) -> str:
     return (
         f"C {plan.clip_norm:g}, noise multiplier {plan.noise_multiplier:g}, "
-        f"{plan.batch_size} of {plan.num_examples} ({plan.sampling}, {plan.adjacency})"
+        f"{plan.batch_size} of {plan.num_examples} {plan.unit}s ({plan.sampling}, "
+        f"{plan.adjacency})"
     )
 
 

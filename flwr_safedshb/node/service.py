@@ -187,13 +187,16 @@ class StatusReporter:
 def describe_budget(path: Path) -> str:
     """Describe what is spent and left of a ledger's budget."""
     from flwr_safedshb.privacy.ledger.snapshot import open_snapshot
+    from flwr_safedshb.privacy.plan import describe_unit
 
     with open_snapshot(path) as ledger:
-        spent, limit = ledger.epsilon(), ledger.max_epsilon
+        statement, limit = ledger.statement(), ledger.max_epsilon
+        spent = statement.epsilon
         steps = sum(charge.steps for charge in ledger.charges())
         return (
             f"{steps} steps charged: epsilon = {spent:.4g} of {limit:g} spent at "
-            f"delta = {ledger.delta:g}, {max(limit - spent, 0.0):.4g} left"
+            f"delta = {ledger.delta:g} for {describe_unit(statement.unit)}, "
+            f"{max(limit - spent, 0.0):.4g} left"
         )
 
 

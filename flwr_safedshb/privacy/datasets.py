@@ -73,6 +73,8 @@ class Examples(ABC):
 
     size: int
     like: Example
+    # All of the data; None if they are read one by one.
+    tensors: list[torch.Tensor] | None = None
 
     def refuse_undeclared(self) -> None:  # noqa: B027  # arrays declare themselves
         """Raise a `DatasetError` if an example decided the form of all."""
@@ -105,7 +107,7 @@ class ArrayExamples(Examples):
 
     def __init__(self, inputs: Batch, targets: Batch) -> None:
         self.like = inputs, targets
-        self.tensors = tensors_of(inputs, targets)
+        self.tensors: list[torch.Tensor] = tensors_of(inputs, targets)
         sizes = {len(tensor) if tensor.dim() else 0 for tensor in self.tensors}
         if len(sizes) != 1:
             raise DatasetError(
@@ -126,6 +128,10 @@ class ArrayExamples(Examples):
             taken = good if taken is None else taken & good
         inputs, targets = self._index_rows(torch.from_numpy(chosen))
         return inputs, targets, None if taken is None else torch.from_numpy(taken)
+
+    def find_usable(self) -> NDArray[np.bool_]:
+        """Return which rows hold finite values only, (m,)."""
+        return np.ones(self.size, bool) if self._usable is None else self._usable
 
     def read_one(self, index: int) -> Example | None:
         """Return an example as a batch of one; None if it cannot be used."""
@@ -172,8 +178,10 @@ class ItemExamples(Examples):
         target: str | None = None,
         unpack: Unpack | None = None,
         like: tuple[object, object] | None = None,
+        omit: str | None = None,
     ) -> None:
         self._dataset, self._target, self._unpack = dataset, target, unpack
+        self._omit = omit
         self.size = len(cast(Sized, dataset))
         self._declared = like is not None
         self._spec: Spec | None = None  # until the form is known
@@ -284,7 +292,8 @@ class ItemExamples(Examples):
                     f"{what}{named}; name the target, as in "
                     f"target={list(item)[-1]!r}, or give unpack="
                 )
-            rest = {key: item[key] for key in item if key != self._target}
+            others = item.keys() - {self._target, self._omit}
+            rest = {key: item[key] for key in item if key in others}
             if not rest:
                 raise DatasetError(f"{what}, with nothing beside the target")
             inputs = next(iter(rest.values())) if len(rest) == 1 else rest
@@ -307,6 +316,7 @@ def make_examples(
     target: str | None = None,
     unpack: Unpack | None = None,
     like: tuple[object, object] | None = None,
+    omit: str | None = None,
 ) -> Examples:
     """Wrap a dataset of any kind as `Examples`.
 
@@ -320,6 +330,8 @@ def make_examples(
         From an item of any other kind to its input and its target.
     like : (input, target), optional
         Of items, a made-up example: its shapes and types are those of all.
+    omit : str, optional
+        Of items that are dicts, a key that is no input.
 
     Raises
     ------
@@ -352,7 +364,7 @@ def make_examples(
             f"dataset is a {type(dataset).__name__}, whose items have no numbers; give "
             "a list or Dataset of items, or a pair (inputs, targets) of arrays"
         )
-    return ItemExamples(cast(Dataset[object], dataset), target, unpack, like)
+    return ItemExamples(cast(Dataset[object], dataset), target, unpack, like, omit)
 
 
 def _is_pair_of_arrays(dataset: object) -> bool:

@@ -16,6 +16,10 @@ Formal guarantees
   and random numbers of its own, so no other one has a part in its numbers.
   One that cannot be read, or that the model or the loss cannot take, counts as wrong,
   with the largest loss: whatever the examples are, there is an answer.
+- A person has one vote: the weighted mean of the numbers of at most K examples, with
+  weights that are integer multiples of 2^-20 and add up to 1. So it lies in the convex
+  hull of what one example can contribute, and the hull has the same diameter:
+  exchanging all examples of a person moves the sums by no more than one example did.
 """
 
 from __future__ import annotations
@@ -31,15 +35,22 @@ from numpy.typing import NDArray
 from torch import nn
 
 from flwr_safedshb.privacy.bad_examples import TimePadding, ignore_warnings
-from flwr_safedshb.privacy.batches import Batch, copy_batch, index_batch, tensors_of
+from flwr_safedshb.privacy.batches import (
+    Batch,
+    Example,
+    copy_batch,
+    index_batch,
+    tensors_of,
+)
 from flwr_safedshb.privacy.clipping.backward import (
     PerExampleBackward,
     call_model,
     flush_denormals,
 )
 from flwr_safedshb.privacy.clipping.total_functions import TotalFunctions
-from flwr_safedshb.privacy.datasets import Examples, make_examples
+from flwr_safedshb.privacy.datasets import make_examples
 from flwr_safedshb.privacy.losses import Loss, PerExampleLoss
+from flwr_safedshb.privacy.owners import OwnedExamples, PrivateData
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import Randomness, round_to_grid
 from flwr_safedshb.privacy.randomness.streams import separate_streams
@@ -69,13 +80,13 @@ class Question:
 
     @property
     def sensitivity(self) -> float:
-        """How far replacing one example moves the sums, at most."""
+        """How far replacing one example, or person, moves the sums, at most."""
         return math.sqrt(2.0 if self.num_classes is None else 5.0)
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Noisy counts, in units of an example.
+    """Noisy counts, in units of an example, or of a person.
 
     Attributes
     ----------
@@ -118,7 +129,7 @@ def private_counts(
     Parameters
     ----------
     model : (model, loss)
-    dataset : Examples, or what `make_examples` takes
+    dataset : Examples, OwnedExamples, or what `make_examples` takes
     plan : PrivacyPlan
         For ``sampling="whole"``; its noise is in units of the question's sensitivity.
     randomness : Randomness
@@ -128,7 +139,11 @@ def private_counts(
     """
     if plan.sampling != "whole":
         raise ValueError(f"sampling={plan.sampling!r} must be 'whole' to evaluate")
-    examples = make_examples(dataset)
+    examples: PrivateData
+    if isinstance(dataset, OwnedExamples):
+        examples, per_owner = dataset, dataset.per_owner
+    else:
+        examples, per_owner = make_examples(dataset), 1
     if randomness.private:
         examples.refuse_undeclared()
     module = copy.deepcopy(model[0]).eval()
@@ -140,12 +155,16 @@ def private_counts(
         torch.no_grad(),
         flush_denormals(),
         TotalFunctions(),
-        separate_streams(plan.num_examples) as start_stream,
+        separate_streams(plan.num_examples * per_owner) as start_stream,
     ):
-        for index in range(plan.num_examples):
-            start_stream(index)
+        for place in range(plan.num_examples * per_owner):
+            if place % per_owner == 0:
+                votes = _list_votes(examples, place // per_owner, randomness)
+            start_stream(place)
+            index, weight = votes[place % per_owner]
+            example = None if index is None else examples.read_one(index)
             sums += _count_example(
-                alone, examples, index, question, is_correct, padding
+                alone, example, examples.like, weight, question, is_correct, padding
             )
         padding.wait()
     std = plan.noise_multiplier * question.sensitivity
@@ -160,21 +179,37 @@ def private_counts(
     return Counts(float(noisy[0]), float(noisy[1]), classes, std)
 
 
+def _list_votes(
+    examples: PrivateData, index: int, randomness: Randomness
+) -> list[tuple[int | None, int]]:
+    """Return the examples with a vote of one example or person, and their weights.
+
+    The weights are even and add up to 2^20. A person without any example is None.
+    """
+    if not isinstance(examples, OwnedExamples):
+        return [(index, _SCALE)]
+    chosen, count = examples.draw_examples(index, randomness)
+    cuts = np.arange(count + 1) * (_SCALE // 2) // max(count, 1)
+    weights = (2 * np.diff(cuts)).tolist() if count else [_SCALE]
+    weights += [0] * (len(chosen) - len(weights))  # repeats take as long as others
+    return [*zip(chosen if count else [None] * len(chosen), weights, strict=True)]
+
+
 def _count_example(
     alone: PerExampleBackward,
-    examples: Examples,
-    index: int,
+    example: Example | None,
+    like: Example,
+    weight: int,
     question: Question,
     is_correct: IsCorrect,
     padding: TimePadding,
 ) -> NDArray[np.int64]:
-    """Return the contribution of one example to all sums, in units of 2^-20."""
+    """Return what an example contributes to all sums, in units of 2^-20."""
     correct, share, label = False, 1.0, -1
-    example = examples.read_one(index)
     # A made-up one takes the time of an example that cannot be read.
     inputs, target = (
         copy_batch(index_batch(part, slice(0, 1)))
-        for part in (examples.like if example is None else example)
+        for part in (like if example is None else example)
     )
     with padding.time_example():
         module, loss, _ = alone.make_copy()
@@ -186,12 +221,12 @@ def _count_example(
     if example is not None:
         label = _get_label(example[1], question)
     # Written so that a loss that is not a number counts as the largest.
-    whole = math.floor(max(share, 0.0) * _SCALE) if share < 1.0 else _SCALE
+    whole = math.floor(max(share, 0.0) * weight) if share < 1.0 else weight
     found = np.zeros(2 + 3 * (question.num_classes or 0), np.int64)
-    found[:2] = correct * _SCALE, whole
+    found[:2] = correct * weight, whole
     if question.num_classes is not None and label >= 0:
         by_class = found[2:].reshape(3, -1)
-        by_class[:, label] = _SCALE, correct * _SCALE - _SCALE // 2, whole - _SCALE // 2
+        by_class[:, label] = weight, correct * weight - weight // 2, whole - weight // 2
     return found
 
 

@@ -22,6 +22,12 @@ from flwr_safedshb.privacy.samplers import Sampler, get_sampler
 # The name of a sampler; `load_samplers` has them all.
 Sampling = str
 Clipping = Literal["per-example", "ghost"]
+Unit = Literal["example", "person"]
+# What neighbouring datasets differ in. The first two are about one example; "person" is
+# replace-one of a person with all of their examples.
+PrivacyUnit = Literal["replace-one", "add-remove", "person", "person-add-remove"]
+# Of plans that say nothing else, such as those of older ledgers.
+_USUAL = {"part": "all", "unit": "example"}
 # The part that is all examples; and what parts are called.
 ALL = "all"
 _PART = re.compile(rf"{ALL}|(trained|held-out):[0-9a-f]{{16}}")
@@ -39,6 +45,8 @@ class PrivacyStatement:
         Releases it covers (T).
     sampler, adjacency, accountant : str
         The mechanism and the unit of privacy it holds for, and how it was computed.
+    unit : {"example", "person"}
+        Whom it is for: one example, or one person with all of theirs.
     """
 
     epsilon: float
@@ -47,12 +55,13 @@ class PrivacyStatement:
     sampler: str
     adjacency: str
     accountant: str
+    unit: Unit = "example"
 
     def __str__(self) -> str:
         return (
             f"epsilon = {self.epsilon:.5g} at delta = {self.delta:g} after "
-            f"{self.steps} steps ({self.sampler}, {self.adjacency} adjacency, "
-            f"{self.accountant})"
+            f"{self.steps} steps for {describe_unit(self.unit)} ({self.sampler}, "
+            f"{self.adjacency} adjacency, {self.accountant})"
         )
 
 
@@ -82,6 +91,10 @@ class PrivacyPlan:
         The unit of privacy that epsilon is stated for.
     clipping : {"per-example", "ghost"}
         How the same clipped sum is computed; epsilon does not depend on it.
+    unit : {"example", "person"}
+        Whom epsilon is stated for: one example, or one person with all of theirs. With
+        "person", whatever is said here of examples holds for persons: m persons, b of
+        them in a batch, and the mean gradient of a person's examples is clipped.
     part : str
         Which of the node's examples it is for: all, or one of the two parts of a split
         of them, ``trained:<digest>`` and ``held-out:<digest>``. No example is in both,
@@ -96,6 +109,7 @@ class PrivacyPlan:
     adjacency: Adjacency = "replace-one"
     clipping: Clipping = "per-example"
     part: str = ALL
+    unit: Unit = "example"
 
     def __post_init__(self) -> None:
         self._set("clip_norm", ranges.CLIP_NORM.check("clip_norm", self.clip_norm))
@@ -114,6 +128,7 @@ class PrivacyPlan:
         for name, words in (
             ("adjacency", get_args(Adjacency)),
             ("clipping", get_args(Clipping)),
+            ("unit", get_args(Unit)),
         ):
             if getattr(self, name) not in words:
                 raise ValueError(
@@ -142,7 +157,12 @@ class PrivacyPlan:
         """Q = b / m, the probability that a given example is in a batch."""
         return self.batch_size / self.num_examples
 
-    def convert_to_unit(self, unit: Adjacency) -> PrivacyPlan:
+    @property
+    def privacy_unit(self) -> PrivacyUnit:
+        """What neighbouring datasets differ in."""
+        return join_unit(self.unit, self.adjacency)
+
+    def convert_to_unit(self, unit: PrivacyUnit) -> PrivacyPlan:
         """Return one plan for all that cost the same, accounted in a unit of privacy.
 
         The adjacency only names the unit: the mechanism stays. Neither the clip nor how
@@ -151,9 +171,17 @@ class PrivacyPlan:
         Raises
         ------
         ValueError
-            If the sampler has no accountant for the unit.
+            If the sampler has no accountant for the unit, or if it is about persons and
+            the plan about examples, or the other way round.
         """
-        return replace(self, clip_norm=1.0, clipping="per-example", adjacency=unit)
+        owner, adjacency = split_unit(unit)
+        if self.unit != owner:
+            raise ValueError(
+                f"the plan is for one {self.unit}, and {unit!r} is about one {owner}; "
+                "the node's owner decides which, by the rule unit of a new ledger for "
+                "data that no run has seen"
+            )
+        return replace(self, clip_norm=1.0, clipping="per-example", adjacency=adjacency)
 
     def epsilon(self, steps: int, delta: float) -> float:
         """Return epsilon of ``steps`` releases (T); infinite without noise."""
@@ -180,6 +208,7 @@ class PrivacyPlan:
         sampling: Sampling = "fixed",
         adjacency: Adjacency = "replace-one",
         clipping: Clipping = "per-example",
+        unit: Unit = "example",
         beside: Sequence[tuple[PrivacyPlan, int]] = (),
     ) -> PrivacyPlan:
         """Make the plan with the least noise that keeps ``steps`` within the target.
@@ -202,21 +231,20 @@ class PrivacyPlan:
             sampling=sampling,
             adjacency=adjacency,
             clipping=clipping,
+            unit=unit,
         )
         return calibration.calibrate(shape, target_epsilon, delta, steps, tuple(beside))
 
     def to_dict(self) -> dict[str, float | int | str]:
-        """Return the fields as plain values; `part` only if it is not all examples."""
+        """Return the fields as plain values; `part` and `unit` only if unusual."""
         values = asdict(self)
-        if self.part == ALL:
-            del values["part"]
-        return values
+        return {k: v for k, v in values.items() if (k, v) not in _USUAL.items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> PrivacyPlan:
         """Rebuild a plan from :meth:`to_dict`; every field must be there, no other."""
-        expected = {field.name for field in fields(cls)} - {"part"}
-        if set(values) - {"part"} != expected:
+        expected = {field.name for field in fields(cls)} - set(_USUAL)
+        if set(values) - set(_USUAL) != expected:
             raise ValueError(
                 f"a plan has the fields {sorted(expected)}, got {sorted(values)}"
             )
@@ -233,6 +261,24 @@ class PrivacyPlan:
         if not isinstance(values, dict):
             raise ValueError("a plan is a JSON object, got another kind of value")
         return cls.from_dict(values)
+
+
+def join_unit(owner: Unit, adjacency: Adjacency) -> PrivacyUnit:
+    """Return the unit of privacy of an example's or a person's adjacency."""
+    if owner == "example":
+        return adjacency
+    return "person" if adjacency == "replace-one" else "person-add-remove"
+
+
+def split_unit(unit: PrivacyUnit) -> tuple[Unit, Adjacency]:
+    """Return whom a unit of privacy is about, and the adjacency."""
+    adjacency: Adjacency = "add-remove" if "add-remove" in unit else "replace-one"
+    return "person" if unit.startswith("person") else "example", adjacency
+
+
+def describe_unit(unit: Unit) -> str:
+    """Return whom an epsilon is for, in words."""
+    return "a person" if unit == "person" else "one example"
 
 
 def _check_count(name: str, value: object) -> int:

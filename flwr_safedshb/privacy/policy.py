@@ -12,7 +12,12 @@ from dataclasses import dataclass, fields
 from typing import Self, get_args
 
 from flwr_safedshb.privacy.accounting import ranges
-from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan
+from flwr_safedshb.privacy.plan import (
+    Adjacency,
+    PrivacyPlan,
+    PrivacyUnit,
+    split_unit,
+)
 from flwr_safedshb.privacy.samplers import load_samplers
 
 Value = bool | int | float | str
@@ -43,9 +48,11 @@ class NodePolicy:
         The largest share of the examples in a batch (b/m).
     sampling, adjacency : str, optional
         The words a plan may use, separated by commas.
-    unit : {"replace-one", "add-remove"}, optional
+    unit : {"replace-one", "add-remove", "person", "person-add-remove"}, optional
         The unit of privacy of the node's ledger, fixed when it is made; replace-one
         unless it is named. Plans are accounted in it, whatever adjacency they name.
+        With the last two it is a person with all of their examples, and plans for
+        single examples are refused; with the others, plans for persons are.
     require_secure_noise : bool, optional
         Whether noise that can be repeated from a seed is refused. A node that keeps a
         ledger refuses it unless this is False.
@@ -58,7 +65,7 @@ class NodePolicy:
     max_sampling_rate: float | None = None
     sampling: str | None = None
     adjacency: str | None = None
-    unit: Adjacency | None = None
+    unit: PrivacyUnit | None = None
     require_secure_noise: bool | None = None
 
     def __post_init__(self) -> None:
@@ -74,9 +81,9 @@ class NodePolicy:
                     f"{_write_key(name)}={value!r} must be words out of "
                     f"{', '.join(sorted(words))}, separated by commas"
                 )
-        if self.unit not in (None, *get_args(Adjacency)):
+        if self.unit not in (None, *get_args(PrivacyUnit)):
             raise ValueError(
-                f"unit={self.unit!r} must be one of {', '.join(get_args(Adjacency))}"
+                f"unit={self.unit!r} must be one of {', '.join(get_args(PrivacyUnit))}"
             )
         if not isinstance(self.require_secure_noise, bool | None):
             raise ValueError(
@@ -152,8 +159,12 @@ class NodePolicy:
             word, allowed = getattr(plan, rule), getattr(self, rule)
             if allowed is not None and word not in _split_words(allowed):
                 raise _make_violation(rule, allowed, word)
-        if self.unit not in (None, *plan.sampler.adjacencies):
-            raise _make_violation("unit", str(self.unit), f"{plan.sampling} batches")
+        if self.unit is not None:
+            owner, adjacency = split_unit(self.unit)
+            if plan.unit != owner:
+                raise _make_violation("unit", self.unit, f"a plan for one {plan.unit}")
+            if adjacency not in plan.sampler.adjacencies:
+                raise _make_violation("unit", self.unit, f"{plan.sampling} batches")
         if self.require_secure_noise and not secure_noise:
             raise _make_violation("require_secure_noise", "true", "noise from a seed")
         for name, number in budget.items():

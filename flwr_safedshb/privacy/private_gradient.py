@@ -16,8 +16,9 @@ from torch import nn
 
 from flwr_safedshb.privacy.bad_examples import ignore_warnings
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
-from flwr_safedshb.privacy.datasets import DrawnBatch, Examples, make_examples
+from flwr_safedshb.privacy.datasets import DrawnBatch, make_examples
 from flwr_safedshb.privacy.losses import Loss
+from flwr_safedshb.privacy.owners import OwnedExamples, PrivateData
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import Randomness, round_to_grid
 
@@ -35,14 +36,15 @@ class BatchSource:
 
     Attributes
     ----------
-    examples : Examples
+    examples : Examples or OwnedExamples
+        Of persons, if the plan's unit is the person.
     plan : PrivacyPlan
         ``num_examples`` must be the size of the dataset.
     randomness : Randomness
         Source of the batch and of the noise.
     """
 
-    examples: Examples
+    examples: PrivateData
     plan: PrivacyPlan
     randomness: Randomness
 
@@ -58,7 +60,8 @@ def private_gradient(
     """Sample a batch, clip every example's gradient, average, add noise.
 
     See `private_vector`. A pair (model, loss) is prepared here, and the dataset is
-    anything that `make_examples` takes, with `like` where it has items.
+    anything that `make_examples` takes, with `like` where it has items, or
+    `OwnedExamples` for a plan whose unit is the person.
 
     Returns
     -------
@@ -66,10 +69,15 @@ def private_gradient(
         One per trainable parameter, of its shape, in the order of
         ``model.parameters()``.
     """
+    examples: PrivateData
+    if isinstance(dataset, OwnedExamples):
+        examples, per_owner = dataset, dataset.per_owner
+    else:
+        examples, per_owner = make_examples(dataset, like=like), 1
     if isinstance(gradients, tuple):
         model, loss = gradients
-        gradients = ClippedGradients(model, loss, plan.clip_norm, plan.clipping)
-    examples = make_examples(dataset, like=like)
+        terms = plan.clip_norm, plan.clipping, per_owner
+        gradients = ClippedGradients(model, loss, *terms)
     gradients.prepare(*examples.like)
     vector = private_vector(
         gradients, BatchSource(examples, plan, randomness), weight_decay
@@ -133,6 +141,17 @@ def draw_batch(gradients: ClippedGradients, source: BatchSource) -> DrawnBatch |
             f"num_examples={plan.num_examples} must be the size of the dataset, got "
             f"{examples.size}; make the plan for this dataset"
         )
+    if isinstance(examples, OwnedExamples) != (plan.unit == "person"):
+        raise ValueError(
+            f"unit={plan.unit!r} of the plan does not fit the dataset; a plan for "
+            "persons needs owners, and owners need unit='person'"
+        )
+    per_owner = examples.per_owner if isinstance(examples, OwnedExamples) else 1
+    if gradients.per_owner != per_owner:
+        raise ValueError(
+            f"the gradients have per_owner={gradients.per_owner} and the dataset "
+            f"{per_owner}; they must be equal"
+        )
     if randomness.private:
         examples.refuse_undeclared()
     batch = plan.sampler.draw(plan, randomness)
@@ -140,7 +159,10 @@ def draw_batch(gradients: ClippedGradients, source: BatchSource) -> DrawnBatch |
         return None
     # Seeded noise protects nobody, and need not pay for empty places.
     size = plan.sampler.padded_size(plan) if randomness.private else len(batch)
-    return examples.read_batch(*_pad_batch(batch, size, randomness))
+    chosen, taken = _pad_batch(batch, size, randomness)
+    if isinstance(examples, OwnedExamples):
+        return examples.read_batch(chosen, taken, randomness)
+    return examples.read_batch(chosen, taken)
 
 
 def _pad_batch(

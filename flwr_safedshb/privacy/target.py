@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from numbers import Integral
 
 from flwr_safedshb.privacy.accounting import ranges
-from flwr_safedshb.privacy.plan import Clipping, PrivacyPlan, Sampling
+from flwr_safedshb.privacy.plan import Clipping, PrivacyPlan, Sampling, Unit
 from flwr_safedshb.privacy.samplers import Adjacency
 
 
@@ -31,8 +31,9 @@ class PrivacyTarget:
     batch_size : int, optional
         b; by default all examples of the node, which has the least noise at the same
         epsilon.
-    sampling, adjacency, clipping : str
-        See `PrivacyPlan`.
+    sampling, adjacency, clipping, unit : str
+        See `PrivacyPlan`. With ``unit="person"`` the epsilon is for a person, and
+        ``batch_size`` counts persons.
     evaluations : int
         The most private evaluations of a run; a client with a `PrivateEvaluation` needs
         it, because they cost privacy, too.
@@ -53,6 +54,7 @@ class PrivacyTarget:
     adjacency: Adjacency = "replace-one"
     clipping: Clipping = "per-example"
     evaluations: int = 0
+    unit: Unit = "example"
 
     def __post_init__(self) -> None:
         ranges.EPSILON.check("epsilon", self.epsilon)
@@ -104,6 +106,7 @@ class PrivacyTarget:
             self.sampling,
             self.adjacency,
             self.clipping,
+            unit=self.unit,
         )
 
 

@@ -331,7 +331,7 @@ def test_the_nodes_template_is_a_policy_and_the_guide_has_every_rule() -> None:
     from flwr_safedshb.privacy.policy import NodePolicy, get_rule_names
 
     config = read_node_file(KIT / "node.toml").config
-    policy = NodePolicy.from_config(config, ("data", "state-dir"))
+    policy = NodePolicy.from_config(config, ("data", "state-dir", "receipt-key"))
     assert policy.max_epsilon is not None
     assert policy.delta is not None
     assert policy.min_noise_multiplier is not None

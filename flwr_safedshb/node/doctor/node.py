@@ -16,6 +16,7 @@ from flwr.app import UserConfig, UserConfigValue
 
 from flwr_safedshb.algorithm.admission import NODE_KEYS, open_node_ledger
 from flwr_safedshb.algorithm.budget import LEDGER_NAME, LedgerBudget, RunTerms
+from flwr_safedshb.algorithm.expectation import make_load
 from flwr_safedshb.algorithm.refusal import RefusedError
 from flwr_safedshb.app import ClientFn
 from flwr_safedshb.client import SafeDSHBClient
@@ -35,6 +36,7 @@ from flwr_safedshb.privacy import bad_examples
 from flwr_safedshb.privacy.ledger import database
 from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
 from flwr_safedshb.privacy.ledger.snapshot import open_copy
+from flwr_safedshb.privacy.plan import describe_unit
 from flwr_safedshb.privacy.policy import NodePolicy, get_rule_names
 from flwr_safedshb.privacy.private_gradient import private_gradient
 
@@ -187,7 +189,7 @@ def _check_ledger(path: Path, folder: Path) -> tuple[CheckResult, str | None]:
         return CheckResult("ledger", "failed", str(error)), None
     finding = (
         f"epsilon = {spent.epsilon:.4g} of {limit:g} is spent at "
-        f"delta = {ledger.delta:g} ({ledger.unit}), in "
+        f"delta = {ledger.delta:g} for {describe_unit(spent.unit)} ({ledger.unit}), in "
         f"{len({charge.run for charge in charges})} runs"
     )
     newest = charges[-1].time if charges else None
@@ -218,11 +220,15 @@ def _check_client(
         "policy",
         "ok" if client.randomness.private else "warning",
         f"admits clip {plan.clip_norm:g}, noise multiplier {plan.noise_multiplier:g}, "
-        f"{plan.batch_size} of {plan.num_examples} examples ({plan.sampling}, "
+        f"{plan.batch_size} of {plan.num_examples} {plan.unit}s ({plan.sampling}, "
         f"{plan.adjacency}), noise "
         + ("that nobody can repeat" if client.randomness.private else "FROM A SEED"),
     )
     yield _check_step(client)
+    if steps is None and client.target is not None:
+        steps = client.target.steps
+    if steps is not None:
+        yield _check_noise(client, steps)
     if isinstance(client.budget, LedgerBudget):
         yield _check_budget(client, client.budget.ledger, steps)
 
@@ -251,6 +257,18 @@ def _check_step(client: SafeDSHBClient) -> CheckResult:
     speed = f"a step of {size} parameters takes {seconds:.2g} s on this machine"
     finding = "; ".join([speed, *dict.fromkeys(lines)][: _MAX_WARNINGS + 1])
     return CheckResult(name, "warning" if lines else "ok", finding)
+
+
+def _check_noise(client: SafeDSHBClient, steps: int) -> CheckResult:
+    """Say how many nodes like this one a training needs against its noise."""
+    size = client.source.gradients.size
+    found = make_load(client.plan, steps, size, 1)
+    most, enough = found.find_nodes(1.0), found.find_nodes()
+    finding = (
+        f"{steps} steps of {size:,} weights need {most:,} honest nodes like this one, "
+        f"or they will not train; most trainings learn with {enough:,} or more"
+    )
+    return CheckResult("noise", "warning" if most > 1 else "ok", finding)
 
 
 def _check_budget(

@@ -13,17 +13,24 @@ from flwr_safedshb.privacy.accounting.ranges import (
     check_delta,
     check_steps,
 )
-from flwr_safedshb.privacy.plan import ALL, PrivacyPlan, PrivacyStatement
-from flwr_safedshb.privacy.samplers import Adjacency
+from flwr_safedshb.privacy.plan import (
+    ALL,
+    PrivacyPlan,
+    PrivacyStatement,
+    PrivacyUnit,
+    Unit,
+    join_unit,
+    split_unit,
+)
 
 Charges = Sequence[tuple[PrivacyPlan, int]]
 Totals = dict[PrivacyPlan, int]
 Bound = Callable[[pld.Steps, float], float]
-EpsilonFunction = Callable[[Charges, float, Adjacency | None], float]
+EpsilonFunction = Callable[[Charges, float, PrivacyUnit | None], float]
 
 
 def compute_epsilon(
-    charges: Charges, delta: float, unit: Adjacency | None = None
+    charges: Charges, delta: float, unit: PrivacyUnit | None = None
 ) -> float:
     """Return epsilon of all charges together, for plans that were fixed beforehand.
 
@@ -37,11 +44,12 @@ def compute_epsilon(
         Plans, and how many steps (T) were released under each.
     delta : float
         In [1e-12, 0.1].
-    unit : {"replace-one", "add-remove"}, optional
+    unit : PrivacyUnit, optional
         The unit of privacy. By default that of the plans, or replace-one if they
         differ: a plan's adjacency only names the unit, and its replace-one epsilon
         holds for add-remove too (a removed example is one replaced by an example
-        without gradient).
+        without gradient). Plans for examples and plans for persons have no unit in
+        common.
 
     Returns
     -------
@@ -52,13 +60,24 @@ def compute_epsilon(
     Raises
     ------
     ValueError
-        If a plan's sampler has no accountant for the unit.
+        If a plan has no accountant for the unit.
     """
     return maximize_over_parts(pld.compute_pld_epsilon, charges, delta, unit)
 
 
+def compute_privacy_curve(
+    plan: PrivacyPlan, steps: int, deltas: Sequence[float]
+) -> list[float]:
+    """Return epsilon at each delta in (0, 1), also at those that protect nobody.
+
+    A guarantee needs a small delta. Large ones describe the rest of the same mechanism:
+    what an attacker gains who may often be wrong.
+    """
+    return [_bound_part(pld.compute_pld_epsilon, {plan: steps}, d) for d in deltas]
+
+
 def bound_epsilon(
-    charges: Charges, delta: float, unit: Adjacency | None = None
+    charges: Charges, delta: float, unit: PrivacyUnit | None = None
 ) -> float:
     """Bound `compute_epsilon` from above in milliseconds, by the moments of the losses.
 
@@ -68,7 +87,7 @@ def bound_epsilon(
 
 
 def state_epsilon(
-    charges: Charges, delta: float, unit: Adjacency | None = None
+    charges: Charges, delta: float, unit: PrivacyUnit | None = None
 ) -> PrivacyStatement:
     """Return `compute_epsilon` as a statement with its mechanism and unit."""
     renyi = bound_epsilon(charges, delta, unit)
@@ -81,7 +100,7 @@ def make_statement(
     epsilon: float,
     charges: Charges,
     delta: float,
-    unit: Adjacency | None,
+    unit: PrivacyUnit | None,
     accountant: str,
 ) -> PrivacyStatement:
     """Return an epsilon of charges as a statement with its mechanism and unit."""
@@ -93,11 +112,12 @@ def make_statement(
         sampler=_join_words(plan.sampler.description for plan in merged),
         adjacency=_join_words(plan.adjacency for plan in merged),
         accountant=accountant,
+        unit=split_unit(unit)[0] if unit else _find_owner(charges),
     )
 
 
 def maximize_over_parts(
-    bound: Bound, charges: Charges, delta: float, unit: Adjacency | None
+    bound: Bound, charges: Charges, delta: float, unit: PrivacyUnit | None
 ) -> float:
     """Return the largest bound over the parts that an example may be in.
 
@@ -162,7 +182,7 @@ def find_max_steps(
     plan: PrivacyPlan,
     delta: float,
     max_epsilon: float,
-    unit: Adjacency | None = None,
+    unit: PrivacyUnit | None = None,
 ) -> int:
     """Count the further steps of ``plan`` that fit the budget after ``charges``.
 
@@ -181,7 +201,7 @@ def _find_max_steps(
     plan: PrivacyPlan,
     delta: float,
     max_epsilon: float,
-    unit: Adjacency | None,
+    unit: PrivacyUnit | None,
 ) -> int:
     return find_largest(lambda steps: [*past, (plan, steps)], delta, max_epsilon, unit)
 
@@ -190,7 +210,7 @@ def find_largest(
     make_charges: Callable[[int], Charges],
     delta: float,
     max_epsilon: float,
-    unit: Adjacency | None,
+    unit: PrivacyUnit | None,
     most: int = MAX_STEPS,
 ) -> int:
     """Find the largest count up to `most` whose charges cost at most ``max_epsilon``.
@@ -212,7 +232,7 @@ def find_largest(
 
 
 def fits_within(
-    charges: Charges, delta: float, max_epsilon: float, unit: Adjacency | None
+    charges: Charges, delta: float, max_epsilon: float, unit: PrivacyUnit | None
 ) -> bool:
     """Return whether charges cost at most ``max_epsilon``, by the cheap bound first."""
     return any(
@@ -266,10 +286,16 @@ def _guess_count(
     return min(max(low + 1, math.floor(guess)), high - 1)
 
 
-def _merge_plans(charges: Charges, unit: Adjacency | None) -> Totals:
+def _find_owner(charges: Charges) -> Unit:
+    """Return whom the plans protect; if they differ, converting one of them raises."""
+    return next((plan.unit for plan, steps in charges if steps), "example")
+
+
+def _merge_plans(charges: Charges, unit: PrivacyUnit | None) -> Totals:
     """Add up the steps of plans that cost the same, in one unit of privacy."""
-    units = {plan.adjacency for plan, steps in charges if steps}
-    joined: Adjacency = units.pop() if len(units) == 1 else "replace-one"
+    units = {plan.privacy_unit for plan, steps in charges if steps}
+    several = join_unit(_find_owner(charges), "replace-one")
+    joined = units.pop() if len(units) == 1 else several
     merged: Totals = {}
     for plan, steps in charges:
         if count := check_steps(steps):

@@ -47,8 +47,7 @@ import numpy as np
 from flwr_safedshb.privacy.accounting import accountant, pld
 from flwr_safedshb.privacy.accounting.pld import LOG_CONSTANTS
 from flwr_safedshb.privacy.accounting.privacy_loss import POSITIVE_ORDERS, Floats
-from flwr_safedshb.privacy.plan import ALL, PrivacyPlan
-from flwr_safedshb.privacy.samplers import Adjacency
+from flwr_safedshb.privacy.plan import ALL, PrivacyPlan, PrivacyUnit
 
 # The weight of the order that the first releases need.
 _MAIN_WEIGHT = 0.5
@@ -67,13 +66,13 @@ class RenyiFilter:
         In [1e-12, 0.1].
     limit : float
         The epsilon that such a history spends.
-    unit : {"replace-one", "add-remove"}
+    unit : PrivacyUnit
     """
 
     first: tuple[tuple[PrivacyPlan, int], ...]
     delta: float
     limit: float
-    unit: Adjacency
+    unit: PrivacyUnit
 
     def epsilon(self, charges: accountant.Charges) -> float:
         """Return epsilon of all charges, whose plans may depend on earlier releases."""

@@ -33,6 +33,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from threading import Lock
 from types import FunctionType
 from typing import cast
@@ -58,6 +59,38 @@ from flwr_safedshb.privacy.clipping.total_functions import TotalFunctions
 from flwr_safedshb.privacy.clipping.whitelist import has_formula, is_rowwise, takes_rows
 from flwr_safedshb.privacy.losses import PerExampleLoss
 from flwr_safedshb.privacy.randomness.streams import separate_streams
+
+
+@dataclass(frozen=True, eq=False)
+class OwnerPlaces:
+    """Where the examples of persons are in a batch: K places in a row for each.
+
+    Attributes
+    ----------
+    per_owner : int
+        K.
+    usable : Tensor of bool, shape (k K,), optional
+        False for empty places. What stands in one must be of the same person, or of
+        nobody: it counts with weight 0, and zero times infinity is not zero.
+    """
+
+    per_owner: int
+    usable: torch.Tensor | None = None
+
+    def find_counted(self, losses: torch.Tensor) -> torch.Tensor:
+        """Return which places count: those with a usable example and a finite loss."""
+        finite = losses.isfinite()
+        return finite if self.usable is None else finite & self.usable
+
+    def count_each(self, losses: torch.Tensor) -> torch.Tensor:
+        """Return how many places of each person count, and at least 1; (k,)."""
+        counted = self.find_counted(losses).view(-1, self.per_owner)
+        return counted.sum(dim=1).clamp(min=1)
+
+    def weigh(self, losses: torch.Tensor) -> torch.Tensor:
+        """Return the weight of each place in the mean of its person, (k K,)."""
+        counted = self.find_counted(losses).view(-1, self.per_owner)
+        return (counted / counted.sum(dim=1, keepdim=True).clamp(min=1)).flatten()
 
 
 class PerExampleBackward:
@@ -117,10 +150,13 @@ class PerExampleBackward:
         module, loss = copy.deepcopy((self.module, self.loss), copies)
         return module, loss, [cast(nn.Parameter, copies[id(p)]) for p in self.slices]
 
-    def run(self, inputs: Batch, targets: Batch) -> tuple[Parts, torch.Tensor]:
+    def run(
+        self, inputs: Batch, targets: Batch, places: OwnerPlaces | None = None
+    ) -> tuple[Parts, torch.Tensor]:
         """Return the gradients of k examples, in parts, and their losses, (k,).
 
-        An example without a finite loss cannot be used.
+        An example without a finite loss cannot be used. With `places` the gradients are
+        the means over each person's examples.
         """
         # Anomaly detection would end the pass for all at the first gradient of one
         # example that is not a number.
@@ -128,14 +164,21 @@ class PerExampleBackward:
         if torch.is_anomaly_enabled():
             normal = torch.autograd.set_detect_anomaly(False)
         with torch.enable_grad(), normal:
-            return self.compute_parts(inputs, targets)
+            return self.compute_parts(inputs, targets, places)
+
+    def count_elements(self, per_owner: int) -> int:
+        """Return how many elements are held for every person until the sum."""
+        return self.elements_per_example
 
     def compute_parts(
-        self, inputs: Batch, targets: Batch
+        self, inputs: Batch, targets: Batch, places: OwnerPlaces | None = None
     ) -> tuple[Parts, torch.Tensor]:
         """Return what `run` returns, one example after the other."""
         count = count_examples(targets)
-        gradients = torch.zeros(count, self.elements_per_example, dtype=self.dtype)
+        per_owner = 1 if places is None else places.per_owner
+        # The last row is for empty places, which take the time of others.
+        rows = count // per_owner + 1
+        gradients = torch.zeros(rows, self.elements_per_example, dtype=self.dtype)
         losses = torch.full((count,), torch.nan)
         padding = TimePadding(self._usual_time)
         with separate_streams(count) as start_stream:
@@ -143,10 +186,15 @@ class PerExampleBackward:
                 one = slice(i, i + 1)
                 start_stream(i)
                 with padding.time_example():
-                    gradients[i], losses[i] = self.compute_gradient(
+                    gradient, losses[i] = self.compute_gradient(
                         index_batch(inputs, one), index_batch(targets, one)
                     )
+                    counts = places is None or bool(places.find_counted(losses)[i])
+                    gradients[i // per_owner if counts else -1] += gradient
         padding.wait()
+        gradients = gradients[:-1]
+        if places is not None:
+            gradients /= places.count_each(losses).unsqueeze(1)
         return [GradientPart(gradients, slice(0, self.elements_per_example))], losses
 
     def compute_gradient(
@@ -220,23 +268,38 @@ class BatchedBackward(PerExampleBackward):
             if isinstance(part, GradientPart) and part.inputs is None
         )
 
+    def count_elements(self, per_owner: int) -> int:
+        """Return how many elements are held for every person until the sum."""
+        if per_owner == 1:
+            return self.elements_per_example
+        copied = sum(p.numel() for p in self._unhooked.values())
+        return copied * per_owner + sum(p.numel() for p in self.slices)
+
     def compute_parts(
-        self, inputs: Batch, targets: Batch
+        self, inputs: Batch, targets: Batch, places: OwnerPlaces | None = None
     ) -> tuple[Parts, torch.Tensor]:
         """Return what `run` returns, all examples at once."""
         losses, copies = self._compute_losses(inputs, targets)
+        total, per_owner = losses.sum(), 1
+        if places is not None:
+            total = (losses * places.weigh(losses.detach())).sum()
+            per_owner = places.per_owner
+        count = losses.shape[0] // per_owner
         edges = [edge for hooked in self._hooked for _, edge in hooked.uses]
         wanted: Sequence[torch.Tensor] = [*edges, *copies.values()]  # type: ignore[list-item]  # torch takes both
         found: list[torch.Tensor | None]
         # With gradients given for `losses`, torch would import sympy here.
-        found = list(torch.autograd.grad(losses.sum(), wanted, allow_unused=True))
+        found = list(torch.autograd.grad(total, wanted, allow_unused=True))
         parts: Parts = []
         for name in reversed(copies):
             if (g := found.pop()) is not None:
                 place = self.slices[self._unhooked[name]]
-                parts.append(GradientPart(g.flatten(1).to(self.dtype), place))
+                g = g.flatten(1).to(self.dtype)
+                if per_owner > 1:
+                    g = g.view(count, per_owner, -1).sum(dim=1)
+                parts.append(GradientPart(g, place))
         for hooked in reversed(self._hooked):
-            parts += hooked.pop_parts(losses.shape[0], found)
+            parts += hooked.pop_parts(count, found, per_owner)
         return parts, losses.detach()
 
     def _compute_losses(

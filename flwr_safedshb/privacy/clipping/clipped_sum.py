@@ -1,8 +1,10 @@
 """Norms, clip factors and sums of per-example gradients, with the proof of the bound.
 
 An example i contributes f_i x_i to the sum, where x_i holds *stored* floating-point
-numbers (rows, or two vectors whose outer product it is) and f_i = min(1, C'/N_i). The
-promise is about the computed sum S, the very numbers that get the noise:
+numbers (rows, or two vectors whose outer product it is) and f_i = min(1, C'/N_i). Where
+persons are the unit (`ClippedGradients.per_owner`), an "example" here is a person: x_i
+is the mean gradient of the person's examples. The promise is about the computed sum S,
+the very numbers that get the noise:
 
     exchanging one example for another moves S by at most 2C, and leaving its place
     empty moves S by at most C, whatever the examples, the weights and the batch are.
@@ -34,6 +36,15 @@ type, u that type's unit roundoff (2^-24 for float32), v = 2^-53 that of float64
    so rounding costs a share of C: 0.052 % for 64 examples in float32, 0.0086 % for 25,
    nothing to speak of in float64, the type for models of up to `WIDE` parameters.
 
+6. Where x_i is a sum of r outer products g_j a_j^T (`GradientPart.rows`), it is not
+   formed. Its norm is that of two matrices of products, Gram's, and its terms may be
+   larger than it: let T_i = sum_j ||g_j|| ||a_j||. N_i is raised to at least T_i/R, for
+   R = `bound_spread`, so that f_i T_i <= R C'. Then, with blocks of n' whole examples
+   (`count_at_once`), 2 and 3 read (n' r + 3) u n' R C' + n' r u C', and 4 reads
+   (N r + 4) N R v C'. Twice the sum of these is added to what divides C. The matrices
+   are products of unit vectors in float64, so the square of the norm is wrong by less
+   than (p + q + r^2 + 32) 2^-52 T_i^2, which is added to it.
+
 How the numbers of x_i were rounded does not matter: what is measured is what is summed.
 The proof assumes that they do not depend on another example (`backward`), and that the
 same products in the same shapes round alike. So N must be the same with the example and
@@ -54,6 +65,8 @@ WIDE = 4096
 MIN_CLIP, MAX_CLIP = 2.0**-60, 2.0**60
 # Squares that are summed in float32 before the sum goes on in float64.
 _FLOAT32_SQUARES = 256
+# The largest error of a float32 sum of outer products, in units of C.
+_MAX_ROUNDING = 2.0**-9
 
 
 @dataclass(eq=False)
@@ -61,13 +74,16 @@ class GradientPart:
     """The gradients of k examples for some of the parameters.
 
     Those of the parameters at `own`, such as a bias, are g, (k, q). Those of the
-    parameters at `weight` are the outer products of g and `inputs`, (k, p).
+    parameters at `weight` are the outer products of g and `inputs`, (k, p). With r
+    `rows` an example, these are (k r, q) and (k r, p), and an example's gradient is the
+    sum over its rows.
     """
 
     g: torch.Tensor
     own: slice | None
     inputs: torch.Tensor | None = None
     weight: slice | None = None
+    rows: int = 1
 
     @property
     def size(self) -> int:
@@ -88,23 +104,60 @@ class GradientPart:
                 info.eps / 2.0 * lower_clip_norm(clip_norm, 1, self.g.dtype) / info.tiny
             )
             each.masked_fill_(each > limit**2 / self.g.shape[1], math.inf)
+        if self.rows > 1:
+            return self._squared_norms_of_sums(each, squared_norms(self.g))
         return each.mul_(squared_norms(self.g))
+
+    def _squared_norms_of_sums(
+        self, inputs_squared: torch.Tensor, g_squared: torch.Tensor
+    ) -> torch.Tensor:
+        """Return upper bounds of the squared norms of sums over rows (6), (k,).
+
+        Parameters
+        ----------
+        inputs_squared, g_squared : Tensor, shape (k r,)
+            The squared norms of rows, with 1 added to the first for a bias.
+        """
+        assert self.inputs is not None
+        input_norms, g_norms = inputs_squared.sqrt(), g_squared.sqrt()
+        parts = self.inputs / input_norms.unsqueeze(1), self.g / g_norms.unsqueeze(1)
+        inputs, g = (part.view(-1, self.rows, part.shape[1]) for part in parts)
+        products = torch.bmm(inputs, inputs.mT)
+        if self.own is not None:
+            ones = input_norms.reciprocal().view(-1, self.rows, 1)
+            products += ones * ones.mT
+        products *= torch.bmm(g, g.mT)
+        sizes = (input_norms * g_norms).view(-1, self.rows, 1)
+        found = (products * sizes * sizes.mT).sum(dim=(1, 2))
+        terms = sizes.sum(dim=(1, 2)).square_()
+        slack = (inputs.shape[2] + g.shape[2] + self.rows**2 + 32) * 2.0**-52
+        found = torch.maximum(found, terms / bound_spread(self.rows) ** 2)
+        return found.add_(terms, alpha=slack)
 
     def zero_examples(self, examples: torch.Tensor) -> None:
         """Set the gradients of some examples, (k,) of bool, to zero."""
+        examples = examples.repeat_interleave(self.rows)
         self.g = _zero_rows(self.g, examples)
         if self.inputs is not None:
             self.inputs = _zero_rows(self.inputs, examples)
 
-    def write_sums(self, factors: torch.Tensor, out: torch.Tensor) -> None:
+    def write_sums(
+        self, factors: torch.Tensor, out: torch.Tensor, total_count: int
+    ) -> None:
         """Write sum_i f_i x_i, f of shape (groups, k), to `out`, (groups, d)."""
-        g, each = self.g.view(*factors.shape, -1), factors.unsqueeze(2)
+        each = factors.repeat_interleave(self.rows, dim=1).unsqueeze(2)
+        g = self.g.view(*each.shape[:2], -1)
         if self.inputs is None:
             sum_outer_products(each, g, out[:, self.own].unsqueeze(1))
             return
-        inputs, g = self.inputs.view(*factors.shape, -1), g * each
+        inputs, g = self.inputs.view(*each.shape[:2], -1), g * each
         sum_outer_products(
-            g, inputs, out[:, self.weight].view(len(out), g.shape[2], -1)
+            g,
+            inputs,
+            out[:, self.weight].view(len(out), g.shape[2], -1),
+            BLOCK
+            if self.rows == 1
+            else self.rows * count_at_once(total_count, self.rows),
         )
         if self.own is not None:
             torch.sum(g, dim=1, dtype=out.dtype, out=out[:, self.own])
@@ -115,6 +168,8 @@ class TablePart:
 
     They are g, (k, t, q), for the rows `entries`, (k, t).
     """
+
+    rows = 1
 
     def __init__(
         self, entries: torch.Tensor, g: torch.Tensor, length: int, weight: slice
@@ -139,7 +194,9 @@ class TablePart:
         """Set the gradients of some examples, (k,) of bool, to zero."""
         self._g = _zero_rows(self._g, examples[self._owners])
 
-    def write_sums(self, factors: torch.Tensor, out: torch.Tensor) -> None:
+    def write_sums(
+        self, factors: torch.Tensor, out: torch.Tensor, total_count: int
+    ) -> None:
         """Write sum_i f_i x_i, f of shape (groups, k), to `out`, (groups, d)."""
         groups, count = factors.shape
         g = self._g * factors.flatten()[self._owners].unsqueeze(1)
@@ -181,9 +238,11 @@ def clip_and_sum(
         In `dtype`, or in float64 if a group is more than a block.
     """
     groups, count, size = shape
+    rows = max((part.rows for part in parts), default=1)
+    total_count = max(total_count, count)
     norms = reduce(torch.add, (part.squared_norms(clip_norm) for part in parts)).sqrt_()
     # Lowered by more than float64 rounds or underflows.
-    bound = lower_clip_norm(clip_norm, max(total_count, count), dtype)
+    bound = lower_clip_norm(clip_norm, total_count, dtype, rows)
     bound /= 1.0 + 2.0**-30 + size * 2.0**-50
     factors = bound / norms
     if dtype != torch.float64:
@@ -199,18 +258,42 @@ def clip_and_sum(
         for part in parts:
             part.zero_examples(infinite)
     make = torch.empty if sum(part.size for part in parts) == size else torch.zeros
-    wide = dtype if count <= BLOCK else torch.float64
+    is_block = rows == 1 or total_count <= count_at_once(total_count, rows)
+    wide = dtype if count <= BLOCK and is_block else torch.float64
     out = make(groups, size, dtype=wide, device=norms.device)
     for part in parts:
-        part.write_sums(factors.view(groups, count), out)
+        part.write_sums(factors.view(groups, count), out, total_count)
     return out
 
 
-def lower_clip_norm(clip_norm: float, count: int, dtype: torch.dtype) -> float:
-    """Return C': C lowered by the rounding of `count` examples."""
+def lower_clip_norm(
+    clip_norm: float, count: int, dtype: torch.dtype, rows: int = 1
+) -> float:
+    """Return C': C lowered by the rounding of `count` examples of `rows` each."""
     n, u = float(min(count, BLOCK)), torch.finfo(dtype).eps / 2.0
-    wide = 2.0 * (count + 4.0) * count * 2.0**-53
-    return clip_norm / (1.0 + 2.0 * (n + 4.0) * n * u + wide)
+    error = (n + 4.0) * n * u + (count + 4.0) * count * 2.0**-53
+    if rows > 1:
+        n, spread = float(count_at_once(count, rows)), bound_spread(rows)
+        error += ((n * rows + 4.0) * n * spread + n * rows) * u
+        error += (count * rows + 4.0) * count * spread * 2.0**-53
+    return clip_norm / (1.0 + 2.0 * error)
+
+
+def bound_spread(rows: int) -> float:
+    """Return R: how many times its clipped gradient the terms of an example may be.
+
+    Terms that point into random directions are some sqrt(r) times as long as their sum.
+    An example whose terms cancel more is clipped as if it were longer.
+    """
+    return 4.0 * math.sqrt(rows)
+
+
+def count_at_once(count: int, rows: int) -> int:
+    """Return n': of how many examples the outer products are summed in one type."""
+    u = torch.finfo(torch.float32).eps / 2.0
+    if (count * rows + 4.0) * count * bound_spread(rows) * u <= _MAX_ROUNDING:
+        return count
+    return max(1, BLOCK // rows)
 
 
 def _zero_rows(rows: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
@@ -249,7 +332,7 @@ def _float64_squared_norms(rows: torch.Tensor) -> torch.Tensor:
 
 
 def sum_outer_products(
-    left: torch.Tensor, right: torch.Tensor, out: torch.Tensor
+    left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, block_size: int = BLOCK
 ) -> None:
     """Write sum_i left_i right_i^T of every group to `out`.
 
@@ -263,8 +346,8 @@ def sum_outer_products(
     if left.dtype != out.dtype:
         out.zero_()
         part = torch.empty_like(out, dtype=left.dtype)  # lest autocast make it narrow
-        for start in range(0, left.shape[1], BLOCK):
-            block = slice(start, start + BLOCK)
+        for start in range(0, left.shape[1], block_size):
+            block = slice(start, start + block_size)
             out += torch.bmm(left[:, block].mT, right[:, block], out=part)
     elif len(out) == 1:
         torch.mm(left[0].mT, right[0], out=out[0])

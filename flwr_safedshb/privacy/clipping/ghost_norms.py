@@ -72,6 +72,9 @@ class HookedLayer:
         Of the last pass; to be emptied before another.
     gradients : list of (inputs, g)
         Of the uses that a loss depends on, by k examples (`count`).
+    per_owner : int
+        How many examples of the pass are one of these k: more than 1 where persons are
+        the unit, whose examples are then positions of one.
     """
 
     def __init__(
@@ -86,16 +89,18 @@ class HookedLayer:
         self.slices = {name: slices[p] for name, p in own if p in slices}
         self.uses: list[tuple[torch.Tensor, GradientEdge]] = []
         self.gradients: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.count = 0
+        self.count, self.per_owner = 0, 1
         self._memory = cast(torch.Tensor, layer.weight).new_empty(0, dtype=dtype)
         layer.forward = self._make_forward()
 
-    def pop_parts(self, count: int, found: list[torch.Tensor | None]) -> Parts:
+    def pop_parts(
+        self, count: int, found: list[torch.Tensor | None], per_owner: int = 1
+    ) -> Parts:
         """Return the parameters' gradients; pops g of every use off the end of `found`.
 
         The uses are forgotten: their memory is free for the next layer.
         """
-        self.count = count
+        self.count, self.per_owner = count, per_owner
         for inputs, _ in reversed(self.uses):
             if (g := found.pop()) is not None:
                 self.gradients.append((inputs, g))
@@ -157,8 +162,15 @@ def _needs_folding(layer: nn.Module, inputs: torch.Tensor) -> bool:
 
 def _compute_linear(hooked: HookedLayer) -> Parts:
     a, g, at = hooked.join_uses(0), hooked.join_uses(1), hooked.slices
-    if a.shape[1] == 1 and "weight" in at:  # a position: two vectors are enough
-        return [GradientPart(g[:, 0], at.get("bias"), a[:, 0], at["weight"])]
+    rows, p, q = a.shape[1], a.shape[2], g.shape[2]
+    # A position: two vectors are enough. Of a person: some pairs of vectors.
+    few = rows == 1 or (hooked.per_owner > 1 and rows**2 * (p + q) <= p * q)
+    if few and "weight" in at:
+        pairs = g.flatten(0, 1), at.get("bias"), a.flatten(0, 1), at["weight"]
+        return [GradientPart(*pairs, rows)]
+    if rows == hooked.per_owner and len(at) == 2:  # the same, in fewer operations
+        weight = GradientPart(torch.bmm(g.mT, a).flatten(1), at["weight"])
+        return [weight, GradientPart(g.sum(dim=1), at["bias"])]
     return _compute_weight_and_bias(
         hooked, lambda rows: a[rows].mT.unsqueeze(1), g.mT.unsqueeze(1)
     )

@@ -14,6 +14,9 @@ Formal guarantees
   finite, contributes zero, and the others contribute what they would without it
   (`total_functions`); nothing is computed twice.
 - The way in which a batch is computed depends on dtypes and shapes alone.
+- With `per_owner` all of this holds for persons: exchanging all examples of a person
+  for any others, in any number, changes the sum by at most 2C, and leaving the person
+  out by at most C.
 """
 
 from __future__ import annotations
@@ -34,7 +37,11 @@ from flwr_safedshb.privacy.batches import (
     index_batch,
     tensors_of,
 )
-from flwr_safedshb.privacy.clipping.backward import PerExampleBackward, flush_denormals
+from flwr_safedshb.privacy.clipping.backward import (
+    OwnerPlaces,
+    PerExampleBackward,
+    flush_denormals,
+)
 from flwr_safedshb.privacy.clipping.clipped_sum import (
     MAX_CLIP,
     MIN_CLIP,
@@ -74,6 +81,9 @@ class ClippedGradients:
     clipping : {"per-example", "ghost"}
         How much memory per-example gradients may take (`MAX_HELD_ELEMENTS`) where
         they must be formed. With less memory, the chunks of a batch are smaller.
+    per_owner : int
+        K. With K > 1 the unit that is clipped is the person: a batch has K places in a
+        row for each, and the mean gradient over a person's usable places is clipped.
 
     Attributes
     ----------
@@ -89,6 +99,7 @@ class ClippedGradients:
         loss: Loss,
         clip_norm: float,
         clipping: Clipping = "per-example",
+        per_owner: int = 1,
     ) -> None:
         if not MIN_CLIP <= clip_norm <= MAX_CLIP:
             raise ValueError(
@@ -98,6 +109,7 @@ class ClippedGradients:
             raise ValueError(f"clipping={clipping!r}: use 'per-example' or 'ghost'")
         check_model(model)
         self.model, self.clip_norm, self.clipping = model, clip_norm, clipping
+        self.per_owner = per_owner
         self._loss = PerExampleLoss(loss)
         # The owner and the name of each parameter. Searching the model in every step is
         # slower than the gradients of a small one, and a kept list of parameters would
@@ -180,9 +192,9 @@ class ClippedGradients:
         Parameters
         ----------
         batch : (inputs, targets), as in a call, (groups * k, ...)
-            One group after the other.
+            One group after the other; with `per_owner`, (groups * k * K, ...).
         groups : int
-        usable : Tensor of bool, shape (groups * k,), optional
+        usable : Tensor of bool, as long as the batch, optional
             False for places that count as empty: they contribute zero.
 
         Returns
@@ -195,6 +207,11 @@ class ClippedGradients:
         if len(counts) != 1:
             raise ValueError(f"inputs and targets must pair up, got {sorted(counts)}")
         (count,) = counts
+        if count % (groups * self.per_owner):
+            raise ValueError(
+                f"a batch of {count} examples is not {groups} groups of persons with "
+                f"{self.per_owner} places each"
+            )
         if count == 0:
             return torch.zeros(groups, self.size, device=self.trained[0].device)
         backward = self.prepare(inputs, targets)
@@ -222,16 +239,16 @@ class ClippedGradients:
     ) -> torch.Tensor:
         """Sum all groups at once, or each in chunks if they exceed the memory limit."""
         inputs, targets = batch
-        held = backward.elements_per_example
+        places, held = self.per_owner, backward.count_elements(self.per_owner)
         max_count = max(1, MAX_HELD_ELEMENTS[self.clipping] // max(1, held))
-        count = count_examples(targets)
+        count = count_examples(targets) // places
         each = count // groups
         if count <= max_count:
             return self._sum_chunk(backward, batch, (groups, each), usable, each)
         sums = torch.zeros(groups, self.size, dtype=torch.float64)
         for group, first in itertools.product(range(groups), range(0, each, max_count)):
-            size = min(max_count, each - first)
-            rows = slice(group * each + first, group * each + first + size)
+            size, start = min(max_count, each - first), group * each + first
+            rows = slice(start * places, (start + size) * places)
             chunk = index_batch(inputs, rows), index_batch(targets, rows)
             counted = None if usable is None else usable[rows]
             sums[group] += self._sum_chunk(backward, chunk, (1, size), counted, each)[0]
@@ -246,11 +263,14 @@ class ClippedGradients:
         total_count: int,
     ) -> torch.Tensor:
         """Sum chunks of shape (groups, k); each is part of a group of `total_count`."""
-        parts, losses = backward.run(*chunk)
+        places = OwnerPlaces(self.per_owner, usable) if self.per_owner > 1 else None
+        parts, losses = backward.run(*chunk, places)
         if not math.isfinite(losses.sum()):
             finite = losses.isfinite()
             self._log_infinite(finite, usable)
             usable = finite if usable is None else finite & usable
+        if usable is not None:
+            usable = usable.view(-1, self.per_owner).any(dim=1)
         if not parts:  # the loss depends on no parameter
             return torch.zeros(shape[0], self.size)
         return clip_and_sum(

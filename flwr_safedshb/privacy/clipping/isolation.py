@@ -176,7 +176,7 @@ def refuse_neighbours(path: PerExampleBackward, examples: Example) -> None:
         ]
         torch.manual_seed(SEED)
         with silence_log():
-            parts, losses = path.run(*map(copy_batch, batch))
+            parts, losses = path.run(copy_batch(batch[0]), copy_batch(batch[1]))
         if not parts:
             return
         shape = COUNT, 1, sum(p.numel() for p in path.slices)

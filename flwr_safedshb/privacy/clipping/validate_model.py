@@ -273,6 +273,6 @@ def _find_partial_operation(
 def _compute_each(path: PerExampleBackward, examples: Example) -> torch.Tensor:
     """Return the gradient of each example in a batch, (k, d)."""
     path.prepare((copy_batch(examples[0]), copy_batch(examples[1])))
-    parts, _ = path.compute_parts(*map(copy_batch, examples))
+    parts, _ = path.compute_parts(copy_batch(examples[0]), copy_batch(examples[1]))
     shape = COUNT, 1, sum(p.numel() for p in path.slices)
     return clip_and_sum(parts, shape, MAX_CLIP, path.dtype)

@@ -40,7 +40,7 @@ from flwr_safedshb.privacy.accounting import accountant
 from flwr_safedshb.privacy.accounting.ranges import MAX_STEPS
 from flwr_safedshb.privacy.accounting.renyi_filter import RenyiFilter
 from flwr_safedshb.privacy.ledger.history import Block, Totals, is_within
-from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan, PrivacyStatement
+from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement, PrivacyUnit
 
 # The accountant admits so many further steps at once, so that few charges need it.
 _AHEAD = 64
@@ -59,14 +59,14 @@ class AdmissionRule:
         E, fixed before the first release, too: the filter is made for it.
     limit : float
         E', at most E.
-    unit : {"replace-one", "add-remove"}
+    unit : PrivacyUnit
     """
 
     first: tuple[tuple[PrivacyPlan, int], ...]
     delta: float
     max_epsilon: float
     limit: float
-    unit: Adjacency
+    unit: PrivacyUnit
 
     def state_epsilon(self, charged: Totals) -> PrivacyStatement:
         """State the epsilon of the first block, or beyond it that of all charges."""
@@ -124,7 +124,7 @@ class AdmissionRule:
         return RenyiFilter(self.first, self.delta, self.max_epsilon, self.unit)
 
 
-def shrink_block(block: Block, delta: float, limit: float, unit: Adjacency) -> Block:
+def shrink_block(block: Block, delta: float, limit: float, unit: PrivacyUnit) -> Block:
     """Return the largest share of a first block that costs at most a limit."""
     largest = max((steps for _, steps in block), default=0)
     if not largest or accountant.fits_within(block, delta, limit, unit):

@@ -44,7 +44,8 @@ from flwr_safedshb.privacy.ledger.ledger_file import (
     convert_to_unit,
     hash_limits,
 )
-from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan, PrivacyStatement
+from flwr_safedshb.privacy.ledger.proof import ChargeProof
+from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement, PrivacyUnit
 from flwr_safedshb.sanitize import SAFE_NAME
 
 if TYPE_CHECKING:
@@ -101,10 +102,12 @@ class Ledger:
         than it was created with binds this object, a larger one is refused.
     delta : float, optional
         For an existing ledger it must be the one that it was created with.
-    unit : {"replace-one", "add-remove"}, optional
-        The unit of privacy: how neighbouring datasets differ. By default replace-one;
-        for an existing ledger it must be the ledger's own. A run cannot choose it:
-        plans of another adjacency are accounted in the ledger's unit.
+    unit : {"replace-one", "add-remove", "person", "person-add-remove"}, optional
+        The unit of privacy: how neighbouring datasets differ, in one example or in one
+        person with all of theirs. By default replace-one; for an existing ledger it
+        must be the ledger's own. A run cannot choose it: plans of another adjacency are
+        accounted in the ledger's unit, and plans for examples and for persons do not
+        mix.
 
     Attributes
     ----------
@@ -120,13 +123,13 @@ class Ledger:
         path: str | Path,
         max_epsilon: float | None = None,
         delta: float | None = None,
-        unit: Adjacency | None = None,
+        unit: PrivacyUnit | None = None,
     ) -> None:
         path = Path(path)
-        if unit is not None and unit not in get_args(Adjacency):
+        if unit is not None and unit not in get_args(PrivacyUnit):
             raise ValueError(
                 f"unit={unit!r} is unknown; use one of "
-                + ", ".join(map(repr, get_args(Adjacency)))
+                + ", ".join(map(repr, get_args(PrivacyUnit)))
             )
         if max_epsilon is not None:
             max_epsilon = EPSILON.check("max_epsilon", max_epsilon)
@@ -291,6 +294,28 @@ class Ledger:
         """Return every commitment, oldest first."""
         return [Charge(*entry) for entry in self._file.list_entries("commit")]
 
+    def prove_charge(self, run: str | int) -> ChargeProof:
+        """Return the newest charge of a run as a proof for others.
+
+        Raises
+        ------
+        ValueError
+            If the run has no charge.
+        """
+        before, entry, head = self._file.read_last_charge(_check_run_name(run))
+        first, charged = self._add_up_entries(run)
+        return ChargeProof(
+            before.hex(),
+            tuple(entry),
+            head.hex(),
+            self._file.max_epsilon,
+            self.delta,
+            self.unit,
+            tuple((plan.to_json(), steps) for plan, steps in first.items()),
+            tuple((plan.to_json(), steps) for plan, steps in charged.items()),
+            self._make_rule(first).state_epsilon(charged).epsilon,
+        )
+
     def _add_up_entries(self, run: str | int | None) -> tuple[Totals, Totals]:
         """Return the first block and the total charges, of all runs or of one."""
         if run is None:
@@ -333,7 +358,7 @@ def _make_admission_rule(
     delta: float,
     max_epsilon: float,
     limit: float,
-    unit: Adjacency,
+    unit: PrivacyUnit,
 ) -> AdmissionRule:
     # The accountants are slow to import, and a client must start without them.
     from flwr_safedshb.privacy.ledger.admission import AdmissionRule

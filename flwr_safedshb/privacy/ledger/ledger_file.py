@@ -36,7 +36,7 @@ from flwr_safedshb.privacy.ledger.database import (
     open_database,
 )
 from flwr_safedshb.privacy.ledger.history import History, Kind
-from flwr_safedshb.privacy.plan import Adjacency, PrivacyPlan
+from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyUnit
 
 # Connections of a parent process, kept open: closing one in a child would break locks.
 _inherited: list[sqlite3.Connection] = []
@@ -56,7 +56,7 @@ class LedgerFile:
         The file, by its real name.
     max_epsilon, delta : float
         The limits that it was created with.
-    unit : {"replace-one", "add-remove"}
+    unit : PrivacyUnit
         Its unit of privacy.
     """
 
@@ -78,10 +78,10 @@ class LedgerFile:
                 case [(float() as max_epsilon, float() as delta, str() as unit)] if (
                     EPSILON.contains(max_epsilon)
                     and DELTA.contains(delta)
-                    and unit in get_args(Adjacency)
+                    and unit in get_args(PrivacyUnit)
                 ):
                     self.max_epsilon, self.delta = max_epsilon, delta
-                    self.unit = cast(Adjacency, unit)
+                    self.unit = cast(PrivacyUnit, unit)
                 case _:
                     raise make_damage_error(self.path, "its limits are damaged")
             self._genesis = hash_limits(max_epsilon, delta, unit)
@@ -129,6 +129,29 @@ class LedgerFile:
                 (kind,),
             ).fetchall()
         return [(time, run, parse_plan(text), steps) for time, run, text, steps in rows]
+
+    def read_last_charge(self, run: str) -> tuple[bytes, list[object], bytes]:
+        """Return the newest charge of a run: the hash before it, its row, its hash.
+
+        Raises
+        ------
+        ValueError
+            If the run has no charge.
+        """
+        with self._lock_file() as connection:
+            self._read_entries(connection)
+            found = connection.execute(
+                "SELECT e.id, time, run, kind, p.plan, steps, hash FROM entries e "
+                "JOIN plans p ON p.id = e.plan WHERE run = ? AND kind = 'charge' "
+                "ORDER BY e.id DESC LIMIT 1",
+                (run,),
+            ).fetchone()
+            if found is None:
+                raise ValueError(f"run={run!r} has no charge in the ledger")
+            *row, head = found
+            query = "SELECT hash FROM entries WHERE id = ?"
+            before = connection.execute(query, (row[0] - 1,)).fetchone()
+        return (self._genesis if before is None else before[0]), row, head
 
     def close(self) -> None:
         """Release the file; the next transaction opens it again."""

@@ -87,6 +87,10 @@ class Randomness(Protocol):
         """Return the members of ``range(population)``, each kept independently."""
         ...
 
+    def uniform(self, count: int) -> npt.NDArray[np.float64]:
+        """Return ``count`` independent numbers, uniform in [0, 1)."""
+        ...
+
 
 class SecureRandomness:
     """Unpredictable randomness, the default; it takes no seed."""
@@ -118,6 +122,10 @@ class SecureRandomness:
     ) -> npt.NDArray[np.int64]:
         """Return the members of ``range(population)``, each kept independently."""
         return np.flatnonzero(keystream.uniform(population) < probability)
+
+    def uniform(self, count: int) -> npt.NDArray[np.float64]:
+        """Return ``count`` independent numbers, uniform in [0, 1)."""
+        return keystream.uniform(count)
 
 
 class SeededRandomness:
@@ -195,3 +203,7 @@ class SeededRandomness:
     ) -> npt.NDArray[np.int64]:
         """Return the members of ``range(population)``, each kept independently."""
         return np.flatnonzero(self._state.random(population) < probability)
+
+    def uniform(self, count: int) -> npt.NDArray[np.float64]:
+        """Return ``count`` independent numbers, uniform in [0, 1)."""
+        return self._state.random(count)

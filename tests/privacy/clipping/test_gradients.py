@@ -406,7 +406,9 @@ def test_what_is_held_is_bounded_and_chunks_add_up(
     asked: list[int] = []
     run = path.run
 
-    def spy(inputs: Batch, targets: torch.Tensor) -> tuple[layers.Parts, torch.Tensor]:
+    def spy(
+        inputs: Batch, targets: torch.Tensor, *_: object
+    ) -> tuple[layers.Parts, torch.Tensor]:
         asked.append(len(targets))
         return run(inputs, targets)
 

@@ -157,12 +157,16 @@ def budget() -> float:
     return float(worst)
 
 
-def lowered_for_one(clip_norm: float, count: int, dtype: torch.dtype) -> float:
+def lowered_for_one(
+    clip_norm: float, count: int, dtype: torch.dtype, rows: int = 1
+) -> float:
     unit = torch.finfo(dtype).eps / 2
     return clip_norm / (1.0 + 10.0 * unit + 10.0 * 2.0**-53)
 
 
-def lowered_by_block(clip_norm: float, count: int, dtype: torch.dtype) -> float:
+def lowered_by_block(
+    clip_norm: float, count: int, dtype: torch.dtype, rows: int = 1
+) -> float:
     n, unit = min(count, sums.BLOCK), torch.finfo(dtype).eps / 2
     return clip_norm / (1.0 + 2.0 * (n + 4) * n * unit)  # nothing between blocks
 
@@ -172,9 +176,9 @@ def whole() -> float:
     asked: list[int] = []
     own = sums.lower_clip_norm
 
-    def seen(clip_norm: float, count: int, dtype: torch.dtype) -> float:
+    def seen(clip_norm: float, count: int, dtype: torch.dtype, rows: int = 1) -> float:
         asked.append(count)
-        return own(clip_norm, count, dtype)
+        return own(clip_norm, count, dtype, rows)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sums, "lower_clip_norm", seen)
@@ -226,7 +230,7 @@ SUMS: dict[str, tuple[Plant, Probe]] = {
         infinite,
     ),
     "2: rounding costs nothing": (
-        put(sums, "lower_clip_norm", lambda clip_norm, count, dtype: clip_norm),
+        put(sums, "lower_clip_norm", lambda clip_norm, *_: clip_norm),
         budget,
     ),
     "3: factors that underflow": (

@@ -201,5 +201,5 @@ def test_a_ledger_may_be_made_for_another_unit(path: Path) -> None:
     assert Ledger(path).unit == "add-remove"
     with pytest.raises(LedgerError, match="unit='replace-one' is not the one"):
         Ledger(path, unit="replace-one")
-    with pytest.raises(ValueError, match="unit='person' is unknown"):
-        Ledger(path.with_name("b"), 1.0, DELTA, unit="person")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="unit='patient' is unknown"):
+        Ledger(path.with_name("b"), 1.0, DELTA, unit="patient")  # type: ignore[arg-type]
