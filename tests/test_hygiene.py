@@ -198,7 +198,7 @@ OPTIONAL = {"byzfl", "byzpy", "matplotlib", "prometheus_client"}
 TEMPLATE = {"new_app"}
 # Which lists of pyproject.toml each room may import from.
 ROOMS = {
-    "flwr_safedshb": ("compiled", "metrics"),
+    "flwr_safedshb": ("compiled", "gate", "metrics"),
     "simulations": ("compiled", "simulation", "tensorboard"),
     "tests": ("compiled", "metrics", "simulation", "tensorboard", "docs", "dev"),
 }
