@@ -198,7 +198,7 @@ OPTIONAL = {"byzfl", "byzpy", "matplotlib", "prometheus_client"}
 TEMPLATE = {"new_app"}
 # Which lists of pyproject.toml each room may import from.
 ROOMS = {
-    "flwr_safedshb": ("compiled", "metrics", "node"),
+    "flwr_safedshb": ("compiled", "gate", "metrics", "node"),
     "simulations": ("compiled", "simulation", "tensorboard"),
     "tests": (
         "compiled",
