@@ -221,7 +221,7 @@ def draw_candidate(
     if rng.random() < 0.5:
         replacements = draw_hostile(replacements[0], rng), replacements[1]
     elif rng.random() < 0.5:  # opposites, as far away as it gets
-        firsts = inputs.unflatten(0, (count, size))[:, :places].flatten(0, 1)
+        firsts = inputs.view(count, size, *inputs.shape[1:])[:, :places].flatten(0, 1)
         opposites = -firsts if firsts.is_floating_point() else firsts
         replacements = opposites, replacements[1]
     if rng.random() < 0.3:
