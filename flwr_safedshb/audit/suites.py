@@ -314,7 +314,8 @@ def _measure_epsilons(settings: Settings, advance: Advance) -> Iterator[Row]:
         accounted = plan.epsilon(1, delta)
         holds = measured <= accounted
         yield Row(
-            f"{plan.sampling}, {plan.adjacency}, {plan.clipping}, {plan.unit}",
+            "by person, " * (plan.unit == "person")
+            + f"{plan.sampling}, {plan.adjacency}, {plan.clipping}",
             "holds" if holds else "VIOLATED",
             trials,
             {"measured": measured, "accounted": accounted},
@@ -337,14 +338,6 @@ SUITES: dict[str, Suite] = {
         ("candidates", "guesses", "seed"),
         (*_CLIPPING, *_AUDIT),
         make_search_tasks,
-    ),
-    "owners": Suite(
-        "Can one person move a clipped sum by more than the bound?",
-        "candidates",
-        {"worst / C": format_ratio, "worst / 2C": format_ratio},
-        ("candidates", "seed"),
-        (*_CLIPPING, *_AUDIT),
-        make_owner_tasks,
     ),
     "messages": Suite(
         "Can a message, an example or an order of charges change what leaves a node?",
@@ -377,6 +370,14 @@ SUITES: dict[str, Suite] = {
         ("trials", "delta", "confidence", "secure", "seed"),
         ("privacy/**/*.py", *_AUDIT),
         make_epsilon_tasks,
+    ),
+    "owners": Suite(
+        "Can one person move a clipped sum by more than the bound?",
+        "candidates",
+        {"worst / C": format_ratio, "worst / 2C": format_ratio},
+        ("candidates", "seed"),
+        (*_CLIPPING, *_AUDIT),
+        make_owner_tasks,
     ),
 }
 
