@@ -8,7 +8,7 @@ tag, and the number of examples; or a refusal, whose text says nothing about dat
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from functools import lru_cache
 from typing import cast
 
@@ -26,9 +26,11 @@ from flwr_safedshb.algorithm.answer_evaluation import (
     PrivateEvaluation,
 )
 from flwr_safedshb.algorithm.budget import RunTerms
+from flwr_safedshb.algorithm.expectation import log_node_expectation
 from flwr_safedshb.algorithm.model_arrays import trained_parameters
 from flwr_safedshb.algorithm.refusal import RefusedError, to_refusal
 from flwr_safedshb.algorithm.requests import (
+    TrainRequest,
     check_weights,
     parse_evaluate_request,
     parse_train_request,
@@ -38,6 +40,7 @@ from flwr_safedshb.algorithm.run_target import (
     check_length,
     make_terms,
 )
+from flwr_safedshb.algorithm.signing import StepSigner
 from flwr_safedshb.algorithm.split import split_examples
 from flwr_safedshb.algorithm.step import (
     GradientRequest,
@@ -46,6 +49,9 @@ from flwr_safedshb.algorithm.step import (
     training_step,
 )
 from flwr_safedshb.algorithm.wire import (
+    LOSS,
+    NUM_EXAMPLES,
+    PRIVATE_EVALUATION,
     Arrays,
     Template,
     make_momentum_tag,
@@ -65,6 +71,8 @@ from flwr_safedshb.privacy.target import PrivacyTarget
 Scalar = bool | bytes | float | int | str
 # Momentum, number of examples, metrics.
 FitResult = tuple[Arrays, int, dict[str, Scalar]]
+# Loss, number of examples, metrics.
+EvaluateResult = tuple[float, int, dict[str, Scalar]]
 
 _shared_losses: dict[object, Loss] = {}
 
@@ -199,9 +207,9 @@ class SafeDSHBClient(NumPyClient):
             if evaluation is None
             else Evaluator(evaluation, evaluates, model, loss, self.source)
         )
-        if not allows_plain_evaluation(context.node_config, node_keys):
-            # On the object, so that a subclass's ``evaluate`` cannot be called.
-            vars(self)["evaluate"] = refuse_plain_evaluation
+        # On the object, so that a subclass's ``evaluate`` cannot be called directly.
+        allowed = allows_plain_evaluation(context.node_config, node_keys)
+        vars(self)["evaluate"] = route_evaluation(self, allows_plain=allowed)
 
     def fit(self, parameters: Arrays, config: Mapping[str, Scalar]) -> FitResult:
         """Take one step, or as many as the message asks for.
@@ -219,7 +227,8 @@ class SafeDSHBClient(NumPyClient):
         -------
         momentum, num_examples, metrics
             m_t in float32, or the mean of K of them; m; and the momentum tag, in the
-            last round also the run's ``epsilon`` and ``delta``, if they are known.
+            last round also the run's ``epsilon`` and ``delta``, if they are known, and
+            a signed receipt where the server asks for one.
 
         Raises
         ------
@@ -249,19 +258,33 @@ class SafeDSHBClient(NumPyClient):
                 check_length(self.target, request)
             check_weights(parameters, self.template)
             self.source.check_model()
+            signer = None
+            if request.sign_receipt:  # refused before anything is charged
+                node = self.context.node_id, self.context.node_config
+                signer = StepSigner(*node, self.budget)
+            if request.step == 0:
+                self._log_expectation(request, parameters)
             momentum = yield from training_step(
                 request, parameters, self.budget, self.budget.store
             )
-            report = self.budget.report_cost(request) if request.report_privacy else {}
+            arrays = split_vector(momentum, self.template.shapes)
+            metrics: dict[str, Scalar] = {**make_momentum_tag()}
+            if request.report_privacy:
+                metrics |= self.budget.report_cost(request)
+            if signer is not None:
+                metrics |= signer.sign(request, parameters, arrays)
         except GeneratorExit:
             raise
         except BaseException as error:
             refusal = to_refusal(error)
         else:
-            arrays = split_vector(momentum, self.template.shapes)
-            return arrays, self.plan.num_examples, {**report, **make_momentum_tag()}
+            return arrays, self.plan.num_examples, metrics
         # Outside the handler, so that the error and its data are not attached.
         raise refusal
+
+    def evaluate(self, parameters: Arrays, config: dict[str, Scalar]) -> EvaluateResult:
+        """Refuse an evaluation without noise; a subclass may answer it."""
+        raise RefusedError("this client does not evaluate models on its data")
 
     def evaluate_privately(
         self, parameters: Arrays, config: Mapping[str, Scalar]
@@ -293,15 +316,46 @@ class SafeDSHBClient(NumPyClient):
             return {**metrics, **make_momentum_tag()}
         raise refusal
 
+    def _log_expectation(self, request: TrainRequest, parameters: Arrays) -> None:
+        """Log on this node, from public numbers, whether the run has a chance."""
+        known = request.run.steps if request.run is not None else None
+        if known is None and self.target is not None:
+            known = self.target.steps
+        if known is not None:
+            nodes = self.context.node_config.get("num-partitions")
+            log_node_expectation(
+                self.plan,
+                parameters,
+                known,
+                (request.learning_rate, request.momentum),
+                nodes if isinstance(nodes, int) else None,
+            )
+
     def _check_mods(self) -> None:
         """Refuse to work under a mod that could change the reply."""
         if (reason := check_mods(self.trusted_mods)) is not None:
             raise RefusedError(reason)
 
 
-def refuse_plain_evaluation(
-    parameters: object, config: object
-) -> tuple[float, int, dict[str, Scalar]]:
+def route_evaluation(
+    client: SafeDSHBClient, *, allows_plain: bool
+) -> Callable[[Arrays, dict[str, Scalar]], EvaluateResult]:
+    """Return an ``evaluate`` of the legacy API that answers both kinds of requests."""
+
+    def evaluate(parameters: Arrays, config: dict[str, Scalar]) -> EvaluateResult:
+        if PRIVATE_EVALUATION in config:
+            found = cast(
+                dict[str, Scalar], client.evaluate_privately(parameters, config)
+            )
+            return cast(float, found[LOSS]), cast(int, found[NUM_EXAMPLES]), found
+        if not allows_plain:
+            refuse_plain_evaluation(parameters, config)
+        return type(client).evaluate(client, parameters, config)
+
+    return evaluate
+
+
+def refuse_plain_evaluation(parameters: object, config: object) -> EvaluateResult:
     """Replace a client's own ``evaluate`` on a node that keeps a ledger."""
     raise RefusedError(
         "this node keeps a privacy budget, and an evaluation without noise is outside "

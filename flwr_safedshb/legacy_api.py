@@ -92,6 +92,11 @@ class ClassicStrategy(Strategy):
                 f"strategy is a {type(strategy).__name__}; give a SafeDSHB, as in "
                 "ClassicStrategy(SafeDSHB(...), initial)"
             )
+        if strategy.settings.evaluate_per_class:
+            raise ValueError(
+                "evaluate_per_class=True needs the Message API (SafeDSHB.start): the "
+                "legacy API carries no lists; leave it out"
+            )
         for kind, given in (
             ("fit", fit_metrics_aggregation_fn),
             ("evaluate", evaluate_metrics_aggregation_fn),
@@ -296,7 +301,8 @@ def _to_metrics(metrics: Mapping[str, object]) -> MetricRecord:
         {
             str(name): value
             for name, value in metrics.items()
-            if isinstance(value, int | float) and abs(value) < 2**63
+            if isinstance(value, float)
+            or (isinstance(value, int) and abs(value) < 2**63)
         }
     )
 

@@ -24,6 +24,7 @@ from flwr_safedshb.algorithm.norm_bound import NormBound
 from flwr_safedshb.algorithm.output import Output
 from flwr_safedshb.algorithm.participation import warn_of_open_network
 from flwr_safedshb.algorithm.progress import EvaluateFn, RunResult, StopRun
+from flwr_safedshb.algorithm.round_record import Receipts
 from flwr_safedshb.algorithm.run import RecordKeys, TrainingRun
 from flwr_safedshb.algorithm.schedules import Schedule
 from flwr_safedshb.algorithm.settings import StopWhen, StrategySettings
@@ -91,6 +92,11 @@ class SafeDSHB(FedAvg):
     authenticated_nodes : bool
         Confirm that the SuperLink admits registered SuperNodes only, which a strategy
         cannot see: where anybody may join, f means nothing.
+    receipts : {None, "gram", "momentums"}
+        Let every node sign its steps, and record the run beside the checkpoint, so that
+        ``safedshb verify`` can check it: with the momentums (n + 1 times the bytes of
+        the model a round), or with their Gram matrix alone, whose values are then the
+        server's word.
     foreign_clients : bool
         Accept replies without the tag of a `SafeDSHBClient`, from clients of your own
         that send momentums. By default a run ends if more nodes send no tag than can be
@@ -141,6 +147,7 @@ class SafeDSHB(FedAvg):
         participation_confidence: float = 0.999,
         authenticated_nodes: bool = False,
         foreign_clients: bool = False,
+        receipts: Receipts | None = None,
         seed: int | None = None,
         checkpoint: str | Path | None = None,
         checkpoint_every: int = 1,
@@ -167,6 +174,7 @@ class SafeDSHB(FedAvg):
             min_evaluate_nodes=min_evaluate_nodes,
             participation_confidence=participation_confidence,
             foreign_clients=foreign_clients,
+            receipts=receipts,
             seed=seed,
             run_settings=run_settings,
             min_available_nodes=min_available_nodes,

@@ -119,7 +119,7 @@ def make_planner(
         gradient,
         rates,
         cfg.steps // cfg.local_steps,
-        "last" if cfg.output == "last" else "average",
+        attack.output or ("last" if cfg.output == "last" else "average"),
         attack.horizon,
         attack.num_plans,
     )

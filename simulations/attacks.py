@@ -1,4 +1,4 @@
-"""Attacks of the studies: a sleeper, and colluders who know what the server does.
+"""Attacks of the studies: none, a sleeper, and colluders who know what the server does.
 
 `Lookahead` knows the schedule, and plans for the model that the run returns.
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Self
+from typing import ClassVar, Literal, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,22 @@ GENERATIONS, CHILDREN = 5, 24
 # How far the first children go, in units of the honest vectors' deviations, and which
 # part of their coordinates moves.
 STEP, MOVED = 0.3, 0.4
+
+
+@dataclass(frozen=True)
+class Honest(Attack):
+    """No attack: the adversaries follow the protocol, on copies of honest examples.
+
+    A rule still has to allow for f adversaries, so this is what its caution costs.
+    """
+
+    replaces_vectors: ClassVar[bool] = False
+
+    def craft_vectors(
+        self, honest: FloatArray, f: int, rng: np.random.Generator, aggregate: Aggregate
+    ) -> NoReturn:
+        """Refuse: what is sent follows from the honest protocol alone."""
+        raise TypeError("Honest adversaries make no vectors; let them train")
 
 
 @dataclass(frozen=True)
@@ -69,10 +85,13 @@ class Lookahead(Strongest):
 
     Attributes
     ----------
+    output : "last" or "average", optional
+        The model they aim at; by default the one that the run returns.
     horizon, num_plans : int
         See `PushPlanner`.
     """
 
+    output: Literal["last", "average"] | None = None
     horizon: int = 100
     num_plans: int = 60
 

@@ -192,14 +192,23 @@ def test_all_that_is_needed_at_run_time_is_pinned_and_is_what_runs() -> None:
 
 
 # The benchmarks' peers, which `make peers` installs; what is not there is left out.
-OPTIONAL = {"byzfl", "byzpy", "prometheus_client"}
+# Matplotlib draws the plot of a command, whose error without it says how to get it.
+OPTIONAL = {"byzfl", "byzpy", "matplotlib", "prometheus_client"}
 # The package of the app that `safedshb new` writes.
 TEMPLATE = {"new_app"}
 # Which lists of pyproject.toml each room may import from.
 ROOMS = {
-    "flwr_safedshb": ("compiled", "metrics"),
+    "flwr_safedshb": ("compiled", "gate", "metrics", "node"),
     "simulations": ("compiled", "simulation", "tensorboard"),
-    "tests": ("compiled", "metrics", "simulation", "tensorboard", "docs", "dev"),
+    "tests": (
+        "compiled",
+        "metrics",
+        "node",
+        "simulation",
+        "tensorboard",
+        "docs",
+        "dev",
+    ),
 }
 
 

@@ -14,7 +14,13 @@ from flwr.common import NDArrays, ndarrays_to_parameters
 from flwr.server import ServerAppComponents, ServerConfig
 from flwr.serverapp import ServerApp
 
-from flwr_safedshb import ClassicStrategy, SafeDSHB, load_checkpoint
+from flwr_safedshb import (
+    ClassicStrategy,
+    PrivacyPlan,
+    PrivateEvaluation,
+    SafeDSHB,
+    load_checkpoint,
+)
 from flwr_safedshb.aggregation import SMEA, Average
 from flwr_safedshb.algorithm.screening import ForeignClientsError
 from flwr_safedshb.app import client_app
@@ -188,6 +194,48 @@ def test_clients_evaluate_and_their_metrics_are_kept() -> None:
     strategy.aggregate_evaluate = keep  # type: ignore[assignment,method-assign]
     served(strategy, older(client_fn))
     assert found == [(0.5, {"accuracy": 0.75})] * ROUNDS
+
+
+@pytest.mark.federation
+@pytest.mark.parametrize("wrap", [older, client_app])
+def test_nodes_evaluate_privately_whatever_else_they_can(
+    wrap: Callable[..., ClientApp],
+) -> None:
+    """The same figures as in an app of today's kind, and never the plain ones."""
+    evaluation = PrivateEvaluation(2.0, held_out=4)
+
+    def client_fn(context: Context) -> NumPyClient:
+        plan = PrivacyPlan(1.0, 1.0, 4, 16)
+        client = make(context, plan=plan, evaluation=evaluation)
+        client.__class__ = Both
+        return client
+
+    def run_newer() -> object:
+        strategy = SafeDSHB(Average(), evaluate_every=2)
+        grid = InProcessGrid(client_app(client_fn), 3)  # type: ignore[arg-type]
+        result = strategy.start(grid, ArrayRecord([*THETA]), ROUNDS)
+        return [dict(found) for found in result.evaluate_metrics_clientapp.values()]
+
+    safe = SafeDSHB(Average(), evaluate_every=2, **ALL)
+    strategy = ClassicStrategy(safe, INITIAL, num_rounds=ROUNDS)
+    found: list[object] = []
+    aggregate = strategy.aggregate_evaluate
+
+    def keep(*arguments: object) -> object:
+        answer = aggregate(*arguments)  # type: ignore[arg-type]
+        found.extend([answer[1]] if answer[1] else [])
+        return answer
+
+    strategy.aggregate_evaluate = keep  # type: ignore[assignment,method-assign]
+    served(strategy, wrap(client_fn))
+    assert len(found) == 2
+    assert found == run_newer()
+
+
+def test_counts_by_class_need_the_message_api() -> None:
+    safe = SafeDSHB(evaluate_every=2, evaluate_per_class=True)
+    with pytest.raises(ValueError, match="evaluate_per_class=True needs"):
+        ClassicStrategy(safe, INITIAL)
 
 
 @pytest.mark.parametrize("kind", ["fit", "evaluate"])

@@ -21,10 +21,10 @@ def diff(app: str, side: str) -> list[str]:
     return list(difflib.unified_diff(plain, private, lineterm="", n=1))[2:]
 
 
-def changed(lines: list[str]) -> int:
-    """Count the lines that are written or dropped, whichever are more."""
+def count_changes(lines: list[str]) -> tuple[int, int]:
+    """Return how many lines are written, and how many are dropped."""
     kinds = [line[:1] for line in lines if line[1:].strip()]
-    return max(kinds.count("+"), kinds.count("-"))
+    return kinds.count("+"), kinds.count("-")
 
 
 def pages() -> Iterator[tuple[Path, str]]:
@@ -40,5 +40,6 @@ if __name__ == "__main__":
     for path, text in pages():
         path.write_text(text)
     for app in APPS:
-        counts = [f"{changed(diff(app, side))} on the {side}" for side in SIDES]
-        print(f"{app}: changed lines {', '.join(counts)}")
+        for side in SIDES:
+            written, dropped = count_changes(diff(app, side))
+            print(f"{app} {side}: {written} lines written, {dropped} dropped")

@@ -15,6 +15,14 @@ from flwr_safedshb.aggregation.coordinatewise import (
 from flwr_safedshb.aggregation.filter import CAF, Filter
 from flwr_safedshb.aggregation.gram import GramRule
 from flwr_safedshb.aggregation.mda import MDA
+from flwr_safedshb.aggregation.peers import (
+    CGE,
+    Bulyan,
+    DnC,
+    Meamed,
+    MoNNA,
+    SignGuard,
+)
 from flwr_safedshb.aggregation.preaggregation import (
     ARC,
     NNM,
@@ -27,20 +35,26 @@ from flwr_safedshb.aggregation.smea.rule import SMEA
 __all__ = [
     "ARC",
     "CAF",
+    "CGE",
     "MDA",
     "NNM",
     "SMEA",
     "Average",
     "Bucketing",
+    "Bulyan",
     "CentredClipping",
     "CoordinatewiseRule",
+    "DnC",
     "Filter",
     "GeometricMedian",
     "GramRule",
     "Krum",
+    "Meamed",
     "Median",
+    "MoNNA",
     "MultiKrum",
     "Rule",
+    "SignGuard",
     "StaticClipping",
     "TrimmedMean",
     "Weighing",

@@ -58,7 +58,7 @@ class Krum(GramRule):
     def weigh(self, gram: FloatArray, f: int) -> Weighing:
         """Return all weight on one vector."""
         gram = check_gram(gram, f)
-        return subset_mean(gram, _krum_order(gram, f)[:1])
+        return subset_mean(gram, krum_order(gram, f)[:1])
 
     def kappa(self, n: int, f: int) -> float:
         """Return 6 (1 + f/(n-2f))."""
@@ -72,7 +72,7 @@ class MultiKrum(GramRule):
     def weigh(self, gram: FloatArray, f: int) -> Weighing:
         """Return equal weights on n - f vectors."""
         gram = check_gram(gram, f)
-        return subset_mean(gram, _krum_order(gram, f)[: len(gram) - f])
+        return subset_mean(gram, krum_order(gram, f)[: len(gram) - f])
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class CentredClipping(GramRule):
         return Weighing(weights, None, weighted_lambda(gram, weights))
 
 
-def _krum_order(gram: FloatArray, f: int) -> NDArray[np.intp]:
+def krum_order(gram: FloatArray, f: int) -> NDArray[np.intp]:
     """Return the vectors sorted by their squared distances to the n - f nearest."""
     scores = nearest_sums(squared_distances(gram), len(gram) - f)
     return np.argsort(scores, kind="stable")

@@ -102,7 +102,7 @@ class StaticClipping(Rule):
 
     def aggregate(self, clients: Clients, f: int) -> tuple[list[Floats], None]:
         """Clip and aggregate."""
-        layers, _ = self.rule.aggregate(_clip_norms(clients, lambda _: self.bound), f)
+        layers, _ = self.rule.aggregate(clip_norms(clients, lambda _: self.bound), f)
         return layers, None
 
 
@@ -125,7 +125,7 @@ class ARC(Rule):
         """Clip and aggregate."""
         n = len(clients)
         k = (2 * f * (n - f)) // n
-        shorter = _clip_norms(clients, lambda norms: float(np.sort(norms)[n - 1 - k]))
+        shorter = clip_norms(clients, lambda norms: float(np.sort(norms)[n - 1 - k]))
         layers, _ = self.rule.aggregate(shorter, f)
         return layers, None
 
@@ -194,9 +194,9 @@ def _mixing_matrix(gram: FloatArray, f: int) -> FloatArray:
     return mixing
 
 
-def _clip_norms(clients: Clients, bound: Callable[[FloatArray], float]) -> Clients:
+def clip_norms(clients: Clients, bound: Callable[[FloatArray], float]) -> Clients:
     """Return the vectors clipped to `bound` of their norms, (n,)."""
-    norms = np.array([_vector_norm(client) for client in clients])
+    norms = np.array([vector_norm(client) for client in clients])
     limit = bound(norms)
     return [
         client
@@ -206,7 +206,7 @@ def _clip_norms(clients: Clients, bound: Callable[[FloatArray], float]) -> Clien
     ]
 
 
-def _vector_norm(client: Layers) -> float:
+def vector_norm(client: Layers) -> float:
     """Return the norm of a vector, without overflow of squares on the way."""
     size = max_abs_value(client)
     if size == 0.0:

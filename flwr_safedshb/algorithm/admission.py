@@ -37,6 +37,7 @@ NODE_KEYS = (
     "commit-steps",
     "commit-evaluations",
     "allow-plain-evaluation",
+    "receipt-key",
 )
 # The run name of the owner's own commitment in the ledger.
 _OWNER = "owner"

@@ -15,6 +15,8 @@ from flwr_safedshb.algorithm.progress import Progress
 from flwr_safedshb.algorithm.wire import decode_arrays, encode_record
 
 Output = Literal["last", "uniform", "average"]
+# The stream of a run's seed that the choice is drawn from; `run` has the others.
+_STREAM = 1
 
 
 def check_output(output: str, may_stop: bool = False) -> None:
@@ -28,6 +30,11 @@ def check_output(output: str, may_stop: bool = False) -> None:
             f"output={output!r} needs a fixed number of rounds, and stop_when may end "
             "the run earlier; use output='last'"
         )
+
+
+def draw_index(seed: int, num_rounds: int) -> int:
+    """Draw which of theta_0 .. theta_{T-1} a run with output "uniform" returns."""
+    return int(np.random.default_rng([seed, _STREAM, 0]).integers(num_rounds))
 
 
 def add_to_mean(progress: Progress) -> None:

@@ -49,9 +49,11 @@ class TrainRequest:
     local_steps : int
         K. The reply is the mean of the K momentums.
     learning_rate : float
-        gamma, used between local steps only.
+        gamma, used between local steps only; 0 if the message does not say.
     report_privacy : bool
         Whether the reply states the epsilon of the run.
+    sign_receipt : bool
+        Whether the reply has a receipt.
     run : RunLength, optional
     """
 
@@ -62,6 +64,7 @@ class TrainRequest:
     local_steps: int = 1
     learning_rate: float = 0.0
     report_privacy: bool = False
+    sign_receipt: bool = False
     run: RunLength | None = None
 
     @property
@@ -117,6 +120,7 @@ def parse_train_request(config: Config, run_id: int) -> TrainRequest:
         local_steps=local_steps,
         learning_rate=rate,
         report_privacy=bool(config.get(wire.REPORT_PRIVACY, False)),
+        sign_receipt=bool(config.get(wire.SIGN_RECEIPT, False)),
         run=_parse_run_length(config),
     )
 
@@ -204,13 +208,14 @@ def _parse_local_steps(config: Config) -> tuple[int, float]:
             f"the message's {wire.LOCAL_STEPS} must be an integer from 1 to "
             f"{wire.MAX_LOCAL_STEPS}"
         )
-    if count == 1:
+    known = isinstance(rate, float | int) and 0.0 < rate < math.inf
+    if count == 1 and not known:
         return 1, 0.0
-    if not isinstance(rate, float | int) or not 0.0 < rate < math.inf:
+    if not known:
         raise RefusedError(
             f"the message's {wire.LEARNING_RATE} must be finite and above 0"
         )
-    return count, float(rate)
+    return count, float(cast(float, rate))
 
 
 def _is_count(value: object, most: int = 2**62) -> TypeGuard[int]:

@@ -1,8 +1,8 @@
 """The server's half of a round (Algorithm 1, lines 9 and 10), as one pure function.
 
 `aggregate_round` takes what was sent and what came back, and returns the next model and
-the metrics of the round. It changes nothing, so it can be called alone, in a test or in
-a strategy of one's own.
+the metrics of the round. It changes nothing but the record of a run with receipts, so
+it can be called alone, in a test or in a strategy of one's own.
 """
 
 from __future__ import annotations
@@ -31,9 +31,13 @@ from flwr_safedshb.theory import kappa_spectral
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Message
 
+    from flwr_safedshb.algorithm.receipt_book import ReceiptPage
+
 Metrics = dict[str, int | float | list[int] | list[float]]
 # The bound on the norm of an honest reply, and the rounds so far without a step.
 NORM_BOUND, SKIPPED_ROUNDS = "norm-bound", "skipped-rounds"
+# Followed by a reason: the nodes that were excluded for it.
+EXCLUDED_NODES = "nodes-"
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,8 @@ class SentRound:
     before : mapping
         The metrics of the round before: which nodes failed, and how many rounds were
         skipped.
+    receipts : ReceiptPage, optional
+        Where the run is recorded: replies without a receipt in order are excluded.
     """
 
     arrays: ArrayRecord
@@ -81,6 +87,7 @@ class SentRound:
     norm_bound: float = math.inf
     number: int = 1
     before: Mapping[str, object] = field(default_factory=dict)
+    receipts: ReceiptPage | None = None
 
 
 def aggregate_round(
@@ -97,7 +104,8 @@ def aggregate_round(
     arrays : ArrayRecord or None
         theta_{t+1}; None if the round is skipped and theta_t stays.
     metrics : dict
-        ``replies`` (n'), ``excluded`` and ``excluded-<reason>``, ``ignored``,
+        ``replies`` (n'), ``excluded``, ``excluded-<reason>`` and the nodes that these
+        are, ``nodes-<reason>``, ``ignored``,
         ``num-malicious-nodes`` (f'), ``skipped``, ``skipped-rounds`` (so far),
         ``learning-rate``, ``momentum``, ``norm-bound`` where one is known, and
         ``failing-nodes`` with their failures, answers in a row since, and the round in
@@ -115,15 +123,20 @@ def aggregate_round(
         If more than f replies have no momentum tag.
     """
     screened = screen_replies(
-        sent.template, sent.messages, replies, sent.foreign_clients, sent.norm_bound
+        sent.template,
+        sent.messages,
+        replies,
+        sent.foreign_clients,
+        sent.norm_bound,
+        None if sent.receipts is None else sent.receipts.accepts,
     )
     if (untagged := screened.excluded["unmarked"]) > sent.num_malicious:
         raise ForeignClientsError(untagged, sent.num_malicious)
     f = _remaining_adversaries(sent.num_malicious, screened)
     left = len(screened.accepted)
-    arrays, found = None, Metrics()
+    arrays, found, weighing = None, Metrics(), None
     if left > 2 * f:
-        arrays, found = _take_step(sent, rule, f, screened)
+        arrays, found, weighing = _take_step(sent, rule, f, screened)
     else:
         log(
             WARNING,
@@ -131,6 +144,9 @@ def aggregate_round(
             left,
             f,
         )
+    if sent.receipts is not None:
+        rate, skipped = sent.learning_rate, arrays is None
+        sent.receipts.record(screened.accepted, f, weighing, rate, skipped)
     skipped_before = cast(int, sent.before.get(SKIPPED_ROUNDS, 0))
     metrics: Metrics = {
         "replies": left,
@@ -140,6 +156,12 @@ def aggregate_round(
         "skipped": int(arrays is None),
         SKIPPED_ROUNDS: skipped_before + int(arrays is None),
         **{f"excluded-{r}": n for r, n in sorted(screened.excluded.items())},
+        **{
+            f"{EXCLUDED_NODES}{reason}": sorted(
+                node for node, why in screened.reasons.items() if why == reason
+            )
+            for reason in sorted(screened.excluded)
+        },
         **found,
     }
     if sent.report_privacy:
@@ -156,7 +178,7 @@ def aggregate_round(
 
 def _take_step(
     sent: SentRound, rule: Rule, f: int, screened: ScreeningResult
-) -> tuple[ArrayRecord | None, Metrics]:
+) -> tuple[ArrayRecord | None, Metrics, Weighing | None]:
     """Aggregate the momentums and return theta_{t+1}, or None if that fails."""
     nodes, replies = zip(*screened.accepted, strict=True)
     momentums = [reply.layers for reply in replies]
@@ -165,7 +187,7 @@ def _take_step(
     except (ValueError, ArithmeticError) as error:
         # A rule may need more than n > 2f, or fail on what adversaries made up.
         log(WARNING, "Round skipped: the rule failed: %s", error)
-        return None, {}
+        return None, {}, None
     metrics = _rule_metrics(rule, f, nodes, weighing)
     if weighing is not None and sent.noise_std is not None:
         metrics |= estimate_heterogeneity(
@@ -175,7 +197,7 @@ def _take_step(
     arrays = apply_update(sent.arrays, direction, rate)  # line 10
     if arrays is None:
         log(WARNING, "Round skipped: the step would leave the range of numbers")
-    return arrays, metrics
+    return arrays, metrics, weighing
 
 
 def _remaining_adversaries(f: int, screened: ScreeningResult) -> int:

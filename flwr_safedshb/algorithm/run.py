@@ -29,33 +29,38 @@ from flwr.serverapp import Grid
 from flwr_safedshb.algorithm import wire
 from flwr_safedshb.algorithm.attendance import Attendance
 from flwr_safedshb.algorithm.checkpoint import load_matching, save
-from flwr_safedshb.algorithm.output import add_to_mean, select_output
-from flwr_safedshb.algorithm.participation import split_risk
+from flwr_safedshb.algorithm.closing import log_closing
+from flwr_safedshb.algorithm.expectation import expect_run, log_once
+from flwr_safedshb.algorithm.output import add_to_mean, draw_index, select_output
+from flwr_safedshb.algorithm.participation import Cohort, split_risk
 from flwr_safedshb.algorithm.plain_evaluation import (
     compute_medians,
     draw_evaluators,
     make_evaluation_content,
 )
 from flwr_safedshb.algorithm.privacy_card import PrivacyCard, make_card
-from flwr_safedshb.algorithm.privacy_report import log_privacy
 from flwr_safedshb.algorithm.private_evaluation import aggregate_evaluation
 from flwr_safedshb.algorithm.progress import NothingTrainedError, Progress, StopRun
+from flwr_safedshb.algorithm.receipt_book import ReceiptBook
 from flwr_safedshb.algorithm.round import NORM_BOUND, SentRound, aggregate_round
+from flwr_safedshb.algorithm.round_record import name_folder
 from flwr_safedshb.algorithm.run_identity import identify_run
+from flwr_safedshb.algorithm.run_status import StatusWriter
 from flwr_safedshb.algorithm.schedules import noise_left
 from flwr_safedshb.algorithm.screening import check_first_round, l2_norm
 from flwr_safedshb.algorithm.settings import (
     StrategySettings,
     check_initial_arrays,
     check_whole,
+    warn_of_no_adversaries,
     warn_of_plain_evaluation,
     warn_of_unused_config,
 )
-from flwr_safedshb.algorithm.wire import Template
+from flwr_safedshb.algorithm.wire import Template, decode_arrays
 from flwr_safedshb.flower.compat import replace_entries_unchecked
 
-# The purposes of random generators: each has its own stream.
-NODES, OUTPUT, EVALUATORS = 0, 1, 2
+# The purposes of random generators: each has its own stream. Stream 1 is `output`'s.
+NODES, EVALUATORS = 0, 2
 # By how much a message outlives its round, so that silence is seen as silence.
 _LEEWAY_SECONDS = 10.0
 
@@ -105,6 +110,9 @@ class TrainingRun:
         self._rates: list[tuple[float, float]] = []
         self._template: Template | None = None
         self._ttl: float | None = None
+        checkpoint = settings.checkpoint
+        self._status = None if checkpoint is None else StatusWriter(Path(checkpoint))
+        self._book: ReceiptBook | None = None
 
     def begin(
         self,
@@ -129,6 +137,9 @@ class TrainingRun:
         if progress is None:
             progress = self._make_progress(num_rounds, initial_arrays, identity)
         self._set_progress(progress)
+        if settings.receipts is not None:
+            folder = name_folder(Path(cast(str, settings.checkpoint)))
+            self._book = ReceiptBook(folder, settings.receipts, self.rounds_done)
         self.num_rounds, self._rates = num_rounds, rates
         # A busy node must not spend budget on a round that is long over.
         self._ttl = timeout + _LEEWAY_SECONDS
@@ -151,9 +162,13 @@ class TrainingRun:
             template = self._set_progress(progress)
         step = progress.step = server_round + self.rounds_done - 1
         first = step == self.rounds_done
+        if first:
+            warn_of_no_adversaries(settings.num_malicious_nodes)
         progress.arrays = arrays
         self._stop_if_wanted(progress)
-        if settings.output == "uniform" and step == self._output_index(progress):
+        if settings.output == "uniform" and step == draw_index(
+            progress.seed, progress.num_rounds
+        ):
             progress.kept = arrays
         due = step % settings.checkpoint_every == 0
         if due and not first and settings.checkpoint is not None:
@@ -169,6 +184,7 @@ class TrainingRun:
         )
         if first:
             warn_of_unused_config(config)
+            self._log_expectation(progress, cohort)
         while len(self._rates) <= step:  # the number of rounds is open
             self._rates.append(settings.rates_in_round(len(self._rates)))
         rate, momentum = self._rates[step]
@@ -186,6 +202,7 @@ class TrainingRun:
             # Whether the run may be resumed from the step before this one.
             wire.CHECKPOINTED: due,
             wire.REPORT_PRIVACY: report,
+            **({} if self._book is None else {wire.SIGN_RECEIPT: True}),
             **self._run_length(progress),
             # Objects are named by the hash of their bytes; the nonce makes it
             # unpredictable.
@@ -196,6 +213,12 @@ class TrainingRun:
         messages = self._make_messages(
             content, cohort.nodes, MessageType.TRAIN, step + 1
         )
+        if self._status is not None:
+            self._status.begin_round(progress, cohort.nodes)
+        page = None
+        if self._book is not None:
+            local_steps = settings.local_steps
+            page = self._book.open_page(step + 1, progress.session, local_steps, arrays)
         self._sent = SentRound(
             arrays,
             template,
@@ -210,6 +233,7 @@ class TrainingRun:
             self._bound_norm(progress, len(messages), rate, before),
             step + 1,
             before,
+            page,
         )
         return messages
 
@@ -230,6 +254,8 @@ class TrainingRun:
         if self.settings.output == "average":
             add_to_mean(progress)
         progress.train[progress.step] = metrics
+        if self._status is not None:
+            self._status.end_round(progress)
         return arrays, metrics
 
     def plan_evaluation(
@@ -297,9 +323,10 @@ class TrainingRun:
             raise RuntimeError("finish needs begin before it")
         if settings.checkpoint is not None:
             save(Path(settings.checkpoint), progress)
-        last = progress.train.get(progress.step, MetricRecord())
-        log_privacy(last, settings.fraction_evaluate > 0.0)
+        log_closing(progress)
         rounds, skipped = len(progress.train), len(progress.skipped_rounds)
+        if self._status is not None:
+            self._status.end_run(progress)
         if skipped:
             text = "%d of %d rounds were skipped and took no step"
             log(WARNING, text, skipped, rounds)
@@ -401,6 +428,22 @@ class TrainingRun:
             gradient_norm, before, l2_norm(weights), learning_rate, local_steps
         )
 
+    def _log_expectation(self, progress: Progress, cohort: Cohort) -> None:
+        """Log whether the training has a chance, where clip and noise are public."""
+        settings, bound = self.settings, self.settings.norm_bound
+        noise_std = settings.noise_std if bound is None else bound.noise_std
+        if self.num_rounds is None or noise_std is None:
+            return
+        for expectation in expect_run(
+            decode_arrays(progress.arrays),
+            noise_std,
+            None if bound is None else bound.clip_norm,
+            (len(cohort.nodes), cohort.num_malicious),
+            self.num_rounds * settings.local_steps,
+            self._rates[0],
+        ):
+            log_once(expectation)
+
     def _noise_in_momentum(self, step: int) -> float | None:
         """Return the noise in the momentum of a node that took every step so far."""
         noise_std = self.settings.noise_std
@@ -413,6 +456,3 @@ class TrainingRun:
         # A function of the step, so that a resumed run makes the same choices.
         seed = self.settings.seed if self.progress is None else self.progress.seed
         return np.random.default_rng([seed or 0, purpose, step])
-
-    def _output_index(self, progress: Progress) -> int:
-        return int(self._make_rng(OUTPUT).integers(progress.num_rounds))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Literal
@@ -36,10 +36,12 @@ Reason = Literal[
     "not-finite",
     "unmarked",
     "too-long",
+    "no-receipt",
 ]
 
-# An honest client can be slow or fail. Every other reason proves an adversary.
-HONEST_FAILURES: frozenset[Reason] = frozenset({"missing", "error"})
+# An honest client can be slow or fail, and a node whose state-dir was lost signs with
+# another key. Every other reason proves an adversary.
+HONEST_FAILURES: frozenset[Reason] = frozenset({"missing", "error", "no-receipt"})
 
 # The dtype of a momentum on the wire.
 DTYPE = np.dtype("<f4")
@@ -111,6 +113,8 @@ class ScreeningResult:
         How many messages did not answer a message of this round.
     failed : set of int
         The nodes that sent nothing or an error.
+    reasons : dict of int to reason
+        Why each excluded node was.
     """
 
     accepted: list[tuple[int, Accepted]]
@@ -118,6 +122,7 @@ class ScreeningResult:
     proven_adversaries: int
     ignored: int
     failed: set[int]
+    reasons: dict[int, Reason]
 
 
 def match_replies(
@@ -159,6 +164,7 @@ def screen_replies(
     replies: Iterable[Message],
     foreign: bool = False,
     norm_bound: float = math.inf,
+    has_receipt: Callable[[int, Accepted], bool] | None = None,
 ) -> ScreeningResult:
     """Screen the replies to the messages of a round.
 
@@ -176,17 +182,23 @@ def screen_replies(
         not SafeDSHBClients.
     norm_bound : float
         The largest L2 norm of an honest reply; longer replies are excluded.
+    has_receipt : callable (node, Accepted) -> bool, optional
+        Whether a reply has a receipt that is in order; others are excluded.
     """
     accepted: list[tuple[int, Accepted]] = []
     excluded: Counter[Reason] = Counter()
     failed: set[int] = set()
+    reasons: dict[int, Reason] = {}
     answered, silent, ignored = match_replies(sent, replies)
     for node, reply in answered:
         result = screen_reply(template, reply, foreign, norm_bound)
+        if isinstance(result, Accepted) and has_receipt is not None:
+            result = result if has_receipt(node, result) else Excluded("no-receipt")
         if isinstance(result, Accepted):
             accepted.append((node, result))
             continue
         excluded[result.reason] += 1
+        reasons[node] = result.reason
         if not result.proves_adversary:
             failed.add(node)
         log(
@@ -199,12 +211,13 @@ def screen_replies(
     if silent:
         excluded["missing"] = len(silent)
         failed.update(silent)
+        reasons |= dict.fromkeys(silent, "missing")
         log(INFO, "\t> No reply from %s", ", ".join(map(str, silent)))
     accepted.sort(key=lambda pair: pair[1].encoded)
     num_proven = sum(
         n for reason, n in excluded.items() if Excluded(reason).proves_adversary
     )
-    return ScreeningResult(accepted, excluded, num_proven, ignored, failed)
+    return ScreeningResult(accepted, excluded, num_proven, ignored, failed, reasons)
 
 
 def check_first_round(metrics: Mapping[str, object], num_malicious: int) -> None:

@@ -6,19 +6,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 
 import numpy as np
 from flwr.app import ArrayRecord
 from flwr.common import log
 
 from flwr_safedshb.aggregation import SMEA
+from flwr_safedshb.aggregation.gram import GramRule
 from flwr_safedshb.aggregation.rule import Rule
 from flwr_safedshb.algorithm.norm_bound import NormBound
 from flwr_safedshb.algorithm.output import Output, check_output
 from flwr_safedshb.algorithm.participation import Participation
 from flwr_safedshb.algorithm.plain_evaluation import check_min_evaluators
 from flwr_safedshb.algorithm.private_evaluation import EvaluationSchedule
+from flwr_safedshb.algorithm.round_record import Receipts
+from flwr_safedshb.algorithm.rule_names import is_named
 from flwr_safedshb.algorithm.schedules import Schedule, rates_at
 from flwr_safedshb.algorithm.wire import MAX_LOCAL_STEPS, decode_arrays
 from flwr_safedshb.privacy.accounting.ranges import shorten_value
@@ -77,6 +80,7 @@ class StrategySettings:
     min_evaluate_nodes: int | None = None
     participation_confidence: float = 0.999
     foreign_clients: bool = False
+    receipts: Receipts | None = None
     seed: int | None = None
     run_settings: Mapping[str, object] | None = None
     min_available_nodes: int | None = field(default=None, metadata=_CHANGEABLE)
@@ -117,6 +121,7 @@ class StrategySettings:
                 f"aggregation={shorten_value(self.aggregation)} must be a rule of "
                 "flwr_safedshb, such as SMEA() or Filter()"
             )
+        self._check_receipts()
         self.evaluations = EvaluationSchedule.from_settings(
             self.evaluate_every,
             self.evaluate_max_loss,
@@ -144,6 +149,29 @@ class StrategySettings:
             self.seed = int(self.seed)
         self.run_settings = dict(self.run_settings or {})
         self.rates_in_round(0)
+
+    def _check_receipts(self) -> None:
+        """Refuse receipts that nobody could check."""
+        if self.receipts is None:
+            return
+        if self.receipts not in get_args(Receipts):
+            raise ValueError(
+                f"receipts={self.receipts!r:.60} must be None, "
+                + " or ".join(map(repr, get_args(Receipts)))
+            )
+        problem = ""
+        if self.checkpoint is None:
+            problem = "checkpoint, beside which they are kept"
+        elif self.foreign_clients:
+            problem = "foreign_clients=False: other clients sign none"
+        elif self.receipts == "gram" and not isinstance(self.aggregation, GramRule):
+            problem = "a rule that needs inner products only, or 'momentums'"
+        elif getattr(self.aggregation, "time_limit", None) is not None:
+            problem = "a rule without time_limit, whose answer depends on the machine"
+        elif not is_named(self.aggregation):
+            problem = "a rule of flwr_safedshb, which others have, too"
+        if problem:
+            raise ValueError(f"receipts={self.receipts!r} needs {problem}")
 
     def rates_in_round(self, number: int) -> tuple[float, float]:
         """Return gamma and beta of a round, counted from 0: those of its first step."""
@@ -231,6 +259,17 @@ def warn_of_unused_config(config: Mapping[str, object]) -> None:
             "train_config has %s, which a SafeDSHBClient does not read: a step is one "
             "batch of the client's plan, and its rate is server_learning_rate",
             ", ".join(unused),
+        )
+
+
+def warn_of_no_adversaries(num_malicious: int) -> None:
+    """Warn that nothing is done against adversaries."""
+    if num_malicious == 0:
+        log(
+            WARNING,
+            "num_malicious_nodes=0: NO PROTECTION FROM ADVERSARIES, a single hostile "
+            "or broken node can ruin the model; set it to how many may be hostile, "
+            "fewer than half",
         )
 
 

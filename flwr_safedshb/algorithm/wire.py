@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
 from flwr_safedshb.flower.compat import (
@@ -40,6 +40,12 @@ MAX_LOCAL_STEPS = 1000
 RUN_STEPS, RUN_EVALUATIONS = "run-steps", "run-evaluations"
 # Asks a node to report the privacy cost of the run; and the keys of its report.
 REPORT_PRIVACY, EPSILON, DELTA = "state-privacy", "epsilon", "delta"
+# In the same report of a simulated node, whose noise protects nobody: how many examples
+# were looked at, and how many of them cannot be used.
+SEEN, UNUSABLE = "examples-seen", "unusable-examples"
+# Asks a node for a receipt; and the keys of a receipt in the metrics of its reply.
+SIGN_RECEIPT = "sign-receipt"
+RECEIPT_KEYS = ("receipt", "receipt-signature", "receipt-key")
 
 # Keys in the config of an evaluation message: the round, whose presence asks for a
 # private evaluation; the loss at which losses are clipped; whether to count by class.
@@ -70,6 +76,7 @@ _MAX_OVERHEAD = _PREFIX + _MAX_HEADER
 _MAX_NAMES, _MAX_NAME_LENGTH = 3, 60
 # Records that `replace_entries_unchecked` copies.
 _NO_ARRAYS, _METRICS = ArrayRecord(), MetricRecord({NUM_EXAMPLES: 0})
+_CONFIG = ConfigRecord()
 
 _Header = tuple[tuple[int, ...], bool, np.dtype[np.generic]]
 
@@ -217,15 +224,19 @@ def reply_with(
 ) -> Message:
     """Return a reply with the momentum under the names of the model's arrays.
 
-    Only the momentum tag and the privacy report of the client's metrics are sent.
+    Only the momentum tag, the privacy report and the receipt of the client's metrics
+    are sent.
     """
     sent = {k: metrics[k] for k in (EPSILON, DELTA, MOMENTUM_TAG) if k in metrics}
+    receipt = {k: metrics[k] for k in RECEIPT_KEYS if k in metrics}
     records = {
         "arrays": encode_record(names, momentum),
         "metrics": replace_entries_unchecked(
             _METRICS, {NUM_EXAMPLES: num_examples, **sent}
         ),
     }
+    if receipt:
+        records["receipt"] = replace_entries_unchecked(_CONFIG, receipt)
     return Message(
         replace_entries_unchecked(message.content, records), reply_to=message
     )

@@ -9,6 +9,7 @@ from statistics import NormalDist
 from typing import Any
 
 from flwr_safedshb import theory
+from flwr_safedshb.algorithm.expectation import Expectation, expect_plan
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.samplers import load_samplers
 from flwr_safedshb.privacy.samplers.standard import Whole
@@ -133,6 +134,12 @@ class Forecast:
             return None
         return theory.withstands(self.radius, self.spec.gradient, self.swing)
 
+    @property
+    def training(self) -> Expectation:
+        """Whether the training has a chance against its noise."""
+        spec = self.spec
+        return expect_plan(self.plan, spec.steps, spec.delta, spec.d, spec.n, spec.f)
+
 
 def forecast(spec: FederationSpec) -> Forecast:
     """Compute what the theory says, or refuse a combination that cannot be."""
@@ -198,6 +205,7 @@ def to_json(now: Forecast, others: Alternatives) -> dict[str, object]:
             "statement": str(now.plan.statement(spec.steps, spec.delta)),
             "epsilon_by_sampling": epsilon_by_sampling(now),
         },
+        "training": asdict(now.training),
         "kappa": list_kappas(spec),
         "lower_bound": _trilemma_to_json(now.lower)
         | {

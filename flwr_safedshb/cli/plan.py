@@ -12,7 +12,8 @@ ours for SMEA (flwr_safedshb.theory). --evaluations 10 adds what ten private ans
 every node about the model cost and how precise they are; --held-out 100 asks them about
 examples set aside.
 
-The command reads no data. G says how much honest clients' gradients differ: measure it
+The exit code is 1 if the training has no chance against its noise. The command reads no
+data. G says how much honest clients' gradients differ: measure it
 on public or made-up data with flwr_safedshb.heterogeneity.
 """
 
@@ -46,7 +47,16 @@ if TYPE_CHECKING:
 
 def describe_verdicts(now: Forecast) -> list[str]:
     """Return what to expect of the training, one sentence or two each, worst first."""
-    return [_describe_withstanding(now)]
+    return [_describe_training(now), _describe_withstanding(now)]
+
+
+def _describe_training(now: Forecast) -> str:
+    """Say whether the training has a chance against its noise."""
+    found = now.training
+    color = {"will not train": "red", "may not train": "yellow"}.get(found.verdict)
+    words, colon, rest = str(found).partition(":")
+    style = "bold" if color is None else f"bold {color}"
+    return f"[bold]Noise:[/bold] [{style}]{words}[/]{colon}{rest}"
 
 
 def _describe_withstanding(now: Forecast) -> str:
@@ -209,7 +219,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the forecast."""
+    """Print the forecast; return 1 if the training has no chance."""
     from rich.console import Console
 
     given = vars(arguments)
@@ -223,10 +233,11 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.evaluations is not None:
             count, held_out = arguments.evaluations, arguments.held_out
             evaluations = forecast_evaluations(now, count, held_out)
+        code = int(now.training.verdict == "will not train")
     if arguments.json:
         found = {**to_json(now, others), "evaluations": [*map(asdict, evaluations)]}
         print(json.dumps(found, indent=2, allow_nan=False))
-        return 0
+        return code
     console = Console(highlight=False)
     for verdict in describe_verdicts(now):
         console.print(verdict)
@@ -238,4 +249,4 @@ def run(arguments: argparse.Namespace) -> int:
         print_theory(console, now)
     else:
         console.print("--theory: the bounds on the error, and what their proofs need.")
-    return 0
+    return code

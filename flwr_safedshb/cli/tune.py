@@ -94,7 +94,29 @@ def run(arguments: argparse.Namespace) -> int:
     rows = [tuple(f"{value:.4g}" for value in trial) for trial in trials]
     title = f"{arguments.steps} steps, delta = {arguments.delta:g}, no adversaries"
     print_table(title, TuneTrial._fields, rows)
+    print(f"The first of them: {_describe_noise(arguments, data, trials[0])}")
     return 0
+
+
+def _describe_noise(arguments: argparse.Namespace, data: Data, best: TuneTrial) -> str:
+    """Say whether the noise leaves room to train, and what would help."""
+    from flwr_safedshb.algorithm.expectation import expect_plan
+    from flwr_safedshb.privacy.plan import PrivacyPlan
+
+    inputs, targets = data
+    model = _make_model(arguments.model, inputs[0].size, int(targets.max()) + 1)
+    d = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    plan = PrivacyPlan(
+        best.clip, best.noise, int(best.batch), _share_size(arguments, data)
+    )
+    found = expect_plan(plan, arguments.steps, arguments.delta, d, arguments.nodes)
+    return str(found)
+
+
+def _share_size(arguments: argparse.Namespace, data: Data) -> int:
+    """Return the number of examples of a node."""
+    nodes: int = arguments.nodes
+    return (len(data[0]) - len(data[0]) // _HELD_BACK) // nodes
 
 
 def _load_data(path: Path | None) -> Data:
@@ -157,8 +179,7 @@ def _run_trial(
     clip, noise, batch, momentum, rate = chosen
     inputs, targets = data
     held = len(inputs) // _HELD_BACK
-    size = (len(inputs) - held) // arguments.nodes
-    plan = PrivacyPlan(clip, noise, int(batch), size)
+    plan = PrivacyPlan(clip, noise, int(batch), _share_size(arguments, data))
     model = _make_model(arguments.model, inputs[0].size, int(targets.max()) + 1)
     grid = BatchedGrid(
         client_app(_make_client_fn(model, plan, (inputs[held:], targets[held:]))),

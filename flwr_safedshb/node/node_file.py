@@ -63,7 +63,11 @@ def read_node_file(path: Path) -> NodeFile:
         raise ValueError(f"{path} is no TOML file: {error}") from error
     table = content.pop(TABLE, None)
     connection = None if table is None else _parse_connection(path, table)
-    return NodeFile(path, flatten_config(content), connection)
+    config = flatten_config(content)
+    if connection is not None:
+        # A node signs receipts with the key that the SuperLink knows it by.
+        config.setdefault("receipt-key", str(connection.key))
+    return NodeFile(path, config, connection)
 
 
 def _parse_connection(path: Path, table: object) -> SuperLinkConnection:

@@ -29,6 +29,7 @@ ATTACK_WORDS = {
     "drift": "drift",
     "strongest": "strongest",
     "target": "target",
+    "lookahead": "lookahead",
 }
 ACCURACY = (
     "Accuracy of the model that the runs return, on the test set: mean ± standard "

@@ -185,6 +185,7 @@ OTHERS: dict[str, object] = {
     "evaluate_max_loss": 2.0,
     "evaluate_per_class": True,
     "foreign_clients": True,
+    "receipts": "gram",
     "fraction_train": 0.9,
     "fraction_evaluate": 0.5,
     "min_train_nodes": 4,

@@ -15,13 +15,15 @@ PAPER = "-n=7 -f=3 -m=2763 -d=69 -b=25 -C=1 -T=400 --delta=1e-4"
 SMALL = "-n=5 -f=1 -m=500 -d=10 -b=500 -T=1 --delta=1e-6"
 
 
-def planned(capsys: pytest.CaptureFixture[str], arguments: str) -> str:
-    assert main(["plan", *arguments.split()]) == 0
+def planned(capsys: pytest.CaptureFixture[str], arguments: str, code: int = 0) -> str:
+    assert main(["plan", *arguments.split()]) == code
     return capsys.readouterr().out
 
 
-def told(capsys: pytest.CaptureFixture[str], arguments: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(planned(capsys, arguments + " --json"))
+def told(
+    capsys: pytest.CaptureFixture[str], arguments: str, code: int = 0
+) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(planned(capsys, arguments + " --json", code))
     return found
 
 
@@ -29,7 +31,8 @@ def test_a_verdict_comes_first_and_theory_on_demand(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = " ".join(planned(capsys, PAPER + " -s 1").split())
-    assert text.startswith("Attackers: no 3 of 7 can reverse a step whose gradient")
+    assert text.startswith("Noise: The noise leaves room to train: noise load 0.019")
+    assert "Attackers: no 3 of 7 can reverse a step whose gradient" in text
     assert "epsilon 1.014 of one example at delta 0.0001, over all steps" in text
     assert "0.541 with poisson batches and the same noise" in text
     assert "noise multiplier 1 " in text
@@ -47,6 +50,20 @@ def test_a_verdict_comes_first_and_theory_on_demand(
     assert theory.count("it needs delta < 1/(8 n m) = 6.46e-06") == 1
     assert theory.count("differ by G >= C = 1, and G is 0") == 1
     assert "all three at once: it needs an error rho of at most 0.01" in theory
+
+
+def test_a_training_without_a_chance_is_said_first_and_ends_with_1(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = planned(capsys, PAPER + " --epsilon 1e-6", 1)
+    verdict, others = " ".join(text.split()).split("Attackers:")
+    assert verdict.startswith("Noise: WILL NOT TRAIN: noise load 1")
+    assert "Any of these helps: " in verdict
+    assert "examples in each node" in verdict
+    assert "radius" in others
+    found = told(capsys, PAPER + " --epsilon 1e-6", 1)["training"]
+    assert found["verdict"] == "will not train"
+    assert len(found["cures"]) >= 2
 
 
 def test_no_attackers_to_withstand_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,11 +132,12 @@ def test_what_batches_add(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_is_proven_in_a_setting(capsys: pytest.CaptureFixture[str]) -> None:
     held = "-n=10 -f=2 -m=1000 -d=50 -b=1000 -T=1 --delta=1e-6 --epsilon=0.02"
-    assert told(capsys, held)["lower_bound"]["proven"] == ["privacy"]
-    apart = told(capsys, held + " -G 1")["lower_bound"]
+    # What is proven is that nobody can train here, and so the command ends with 1.
+    assert told(capsys, held, 1)["lower_bound"]["proven"] == ["privacy"]
+    apart = told(capsys, held + " -G 1", 1)["lower_bound"]
     assert apart["proven"] == ["privacy", "both", "robustness"]
     assert len(apart["violated_assumptions"]) == 1
-    text = " ".join(planned(capsys, held + " -G 1 --theory").split())
+    text = " ".join(planned(capsys, held + " -G 1 --theory", 1).split())
     assert "Proven for yours: privacy, both, robustness." in text
     assert "all three at once: it needs an error rho" in text
 

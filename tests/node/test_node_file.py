@@ -26,7 +26,9 @@ def written(folder: Path, text: str = FILE) -> Path:
 
 def test_the_connection_is_apart_from_the_config(tmp_path: Path) -> None:
     node = read_node_file(written(tmp_path))
-    assert node.config == {"state-dir": "state", "delta": 1e-5}
+    # Receipts are signed with the key that the SuperLink knows the node by.
+    own = {"state-dir": "state", "delta": 1e-5}
+    assert node.config == {**own, "receipt-key": "/keys/node.key"}
     assert node.connection is not None
     assert node.connection.superlink == "server:9092"
     # Beside the file, wherever it is read from.

@@ -16,6 +16,7 @@ from flwr.app import UserConfig, UserConfigValue
 
 from flwr_safedshb.algorithm.admission import NODE_KEYS, open_node_ledger
 from flwr_safedshb.algorithm.budget import LEDGER_NAME, LedgerBudget, RunTerms
+from flwr_safedshb.algorithm.expectation import make_load
 from flwr_safedshb.algorithm.refusal import RefusedError
 from flwr_safedshb.app import ClientFn
 from flwr_safedshb.client import SafeDSHBClient
@@ -224,6 +225,10 @@ def _check_client(
         + ("that nobody can repeat" if client.randomness.private else "FROM A SEED"),
     )
     yield _check_step(client)
+    if steps is None and client.target is not None:
+        steps = client.target.steps
+    if steps is not None:
+        yield _check_noise(client, steps)
     if isinstance(client.budget, LedgerBudget):
         yield _check_budget(client, client.budget.ledger, steps)
 
@@ -252,6 +257,18 @@ def _check_step(client: SafeDSHBClient) -> CheckResult:
     speed = f"a step of {size} parameters takes {seconds:.2g} s on this machine"
     finding = "; ".join([speed, *dict.fromkeys(lines)][: _MAX_WARNINGS + 1])
     return CheckResult(name, "warning" if lines else "ok", finding)
+
+
+def _check_noise(client: SafeDSHBClient, steps: int) -> CheckResult:
+    """Say how many nodes like this one a training needs against its noise."""
+    size = client.source.gradients.size
+    found = make_load(client.plan, steps, size, 1)
+    most, enough = found.find_nodes(1.0), found.find_nodes()
+    finding = (
+        f"{steps} steps of {size:,} weights need {most:,} honest nodes like this one, "
+        f"or they will not train; most trainings learn with {enough:,} or more"
+    )
+    return CheckResult("noise", "warning" if most > 1 else "ok", finding)
 
 
 def _check_budget(

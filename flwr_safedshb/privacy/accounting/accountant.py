@@ -68,6 +68,17 @@ def compute_epsilon(
     return maximize_over_parts(pld.compute_pld_epsilon, charges, delta, unit)
 
 
+def compute_privacy_curve(
+    plan: PrivacyPlan, steps: int, deltas: Sequence[float]
+) -> list[float]:
+    """Return epsilon at each delta in (0, 1), also at those that protect nobody.
+
+    A guarantee needs a small delta. Large ones describe the rest of the same mechanism:
+    what an attacker gains who may often be wrong.
+    """
+    return [_bound_part(pld.compute_pld_epsilon, {plan: steps}, d) for d in deltas]
+
+
 def bound_epsilon(
     charges: Charges, delta: float, unit: PrivacyUnit | None = None
 ) -> float:

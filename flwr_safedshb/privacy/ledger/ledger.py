@@ -44,6 +44,7 @@ from flwr_safedshb.privacy.ledger.ledger_file import (
     convert_to_unit,
     hash_limits,
 )
+from flwr_safedshb.privacy.ledger.proof import ChargeProof
 from flwr_safedshb.privacy.plan import PrivacyPlan, PrivacyStatement, PrivacyUnit
 from flwr_safedshb.sanitize import SAFE_NAME
 
@@ -292,6 +293,28 @@ class Ledger:
     def commitments(self) -> list[Charge]:
         """Return every commitment, oldest first."""
         return [Charge(*entry) for entry in self._file.list_entries("commit")]
+
+    def prove_charge(self, run: str | int) -> ChargeProof:
+        """Return the newest charge of a run as a proof for others.
+
+        Raises
+        ------
+        ValueError
+            If the run has no charge.
+        """
+        before, entry, head = self._file.read_last_charge(_check_run_name(run))
+        first, charged = self._add_up_entries(run)
+        return ChargeProof(
+            before.hex(),
+            tuple(entry),
+            head.hex(),
+            self._file.max_epsilon,
+            self.delta,
+            self.unit,
+            tuple((plan.to_json(), steps) for plan, steps in first.items()),
+            tuple((plan.to_json(), steps) for plan, steps in charged.items()),
+            self._make_rule(first).state_epsilon(charged).epsilon,
+        )
 
     def _add_up_entries(self, run: str | int | None) -> tuple[Totals, Totals]:
         """Return the first block and the total charges, of all runs or of one."""

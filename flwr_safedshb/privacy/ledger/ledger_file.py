@@ -130,6 +130,29 @@ class LedgerFile:
             ).fetchall()
         return [(time, run, parse_plan(text), steps) for time, run, text, steps in rows]
 
+    def read_last_charge(self, run: str) -> tuple[bytes, list[object], bytes]:
+        """Return the newest charge of a run: the hash before it, its row, its hash.
+
+        Raises
+        ------
+        ValueError
+            If the run has no charge.
+        """
+        with self._lock_file() as connection:
+            self._read_entries(connection)
+            found = connection.execute(
+                "SELECT e.id, time, run, kind, p.plan, steps, hash FROM entries e "
+                "JOIN plans p ON p.id = e.plan WHERE run = ? AND kind = 'charge' "
+                "ORDER BY e.id DESC LIMIT 1",
+                (run,),
+            ).fetchone()
+            if found is None:
+                raise ValueError(f"run={run!r} has no charge in the ledger")
+            *row, head = found
+            query = "SELECT hash FROM entries WHERE id = ?"
+            before = connection.execute(query, (row[0] - 1,)).fetchone()
+        return (self._genesis if before is None else before[0]), row, head
+
     def close(self) -> None:
         """Release the file; the next transaction opens it again."""
         connection, self._connection = self._connection, None

@@ -81,7 +81,8 @@ def test_beyond_has_every_rule_attack_and_part(images: Path) -> None:
     for part in ("rules", "large", "network"):
         assert labels(part, "attack") == {"", *beyond.ATTACKS}
     known = {path.stem for path in (CONF / "aggregation").glob("*.yaml")}
-    assert labels("fractions", "rule") - {beyond.NO_ATTACK} == known - {
+    peers = {"bulyan", "cge", "dnc", "meamed", "monna", "sign-guard"}
+    assert labels("fractions", "rule") - {beyond.NO_ATTACK} == known - peers - {
         "filter-literal"
     }
     assert labels("heterogeneity", "setting") == {
@@ -226,17 +227,21 @@ LOSSES = {
     ("filter", "0.5"): (0.25, 0.6), ("filter", "1"): (0.8, 0.4),
 }  # fmt: skip
 GRID = "--rules smea filter --malicious 1 --nodes 5 --noises 1 --rates 0.5 1 "
-GRID += "--momentums 0.9 --attacks foe strongest --seeds 1 2"
+GRID += "--schedules paper --momentums 0.9 --attacks foe strongest --seeds 1 2"
 
 
 def make_swept_run(case: Case) -> RunRecord:
     pair = LOSSES[case.labels["rule"], case.labels["rate"]]
     loss = pair[case.labels["attack"] == "strongest"] + 0.001 * case.seed
-    return made_up(0.9, (0.7, loss), case.seed)
+    run = made_up(0.9, (0.7, 0.2), case.seed)
+    run["evaluations"]["test_loss"][-1] = loss
+    run["returned"]["test_loss"] = loss + 0.01
+    return run
 
 
 def test_a_swept_run_is_what_its_setting_says() -> None:
     given = "--rules krum --malicious 2 --nodes 9 --noises 2 --alphas 1 --rates 0.5 "
+    given += "--schedules paper "
     (case,) = cases(worst.study, f"{given} --momentums 0.9 --attacks drift --seeds 3")
     cfg = compose_config(" ".join([*case.overrides, "seed=3"]))
     assert (cfg.num_nodes, cfg.num_malicious_nodes, cfg.seed) == (9, 2, 3)
@@ -245,11 +250,23 @@ def test_a_swept_run_is_what_its_setting_says() -> None:
     assert "Krum" in str(cfg.aggregation)
 
 
+def test_schedules_of_the_sweep_spend_the_same() -> None:
+    given = "--noises 2 --momentums 0.9 --attacks lookahead-average --seeds 1"
+    paper, full = cases(worst.study, given)
+    found = [compose_config(" ".join([*case.overrides])) for case in (paper, full)]
+    spent = PrivacyPlan(1.0, 2.0, 25, 2763).epsilon(400, 1e-4)
+    assert found[1].privacy.target_epsilon == pytest.approx(spent, rel=1e-5)
+    assert (found[1].privacy.plan.batch_size, found[1].steps) == (2763, 60)
+    assert [cfg.server_learning_rate for cfg in found] == [1.0, 73.5]
+    assert [cfg.attack.output for cfg in found] == ["average"] * 2
+
+
 def test_the_setting_whose_worst_attack_does_least_is_chosen() -> None:
     runs = Runs({case: make_swept_run(case) for case in cases(worst.study, GRID)})
-    found = worst.late_losses(runs)
+    found = worst.final_losses(runs)
     (best,) = worst.choose_settings(found)
     assert best[:2] == ("smea", "0.5")  # not the best under FOE
+    assert "last" in best
     stronger = {it[:2]: worst.stronger_attacks(of) for it, of in found.items()}
     assert [key for key, value in stronger.items() if value] == [("filter", "1")]
     text = text_of(list(worst.report(runs)))
@@ -257,13 +274,13 @@ def test_the_setting_whose_worst_attack_does_least_is_chosen() -> None:
 
 
 @pytest.mark.federation
-def test_the_sweep_leaves_heatmaps_and_a_report(
+def test_the_sweep_leaves_tables_and_a_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keep_as_if_run(tmp_path, "worst", GRID.split(), make_swept_run, TINY)
     given = [*GRID.split(), "--output", str(tmp_path), "--set", *TINY]
     assert main(["worst", *given]) == 0
-    assert (tmp_path / "figures" / "smea-training-loss.png").exists()
+    assert "rate x 0.5" in (tmp_path / "report.html").read_text()
     assert "16 runs, 16 of them are there" in capsys.readouterr().out
     assert main(["worst", "--nodes", "5", "--malicious", "3"]) == 2
 

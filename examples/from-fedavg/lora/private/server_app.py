@@ -13,7 +13,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train, and save the adapters."""
-    strategy = SafeDSHB(num_malicious_nodes=1, momentum=0.9, server_learning_rate=1.0)
+    strategy = SafeDSHB(num_malicious_nodes=1, momentum=0.8, evaluate_every=20)
     model = make_model()
     trained = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
     result = strategy.start(

@@ -21,7 +21,7 @@ def server_fn(context: Context) -> ServerAppComponents:
     """Make the parts of the server."""
     rounds = int(context.run_config["num-server-rounds"])
     initial = ndarrays_to_parameters(get_weights(Net()))
-    safe = SafeDSHB(momentum=0.9, min_available_nodes=2)
+    safe = SafeDSHB(num_malicious_nodes=1, momentum=0.8, evaluate_every=30)
     strategy = ClassicStrategy(safe, initial, evaluate_fn=evaluate)
     config = ServerConfig(num_rounds=rounds)
     return ServerAppComponents(strategy=strategy, config=config)

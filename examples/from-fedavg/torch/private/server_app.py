@@ -13,7 +13,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train, and save the model."""
-    strategy = SafeDSHB(num_malicious_nodes=1, momentum=0.9, evaluate_every=1)
+    strategy = SafeDSHB(num_malicious_nodes=1, momentum=0.8, evaluate_every=30)
     result = strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord(Net().state_dict()),
