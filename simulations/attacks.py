@@ -1,4 +1,4 @@
-"""Attacks of the studies: a sleeper, and colluders who know what the server does.
+"""Attacks of the studies: none, a sleeper, and colluders who know what the server does.
 
 `Lookahead` knows the schedule, and plans for the model that the run returns.
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import ClassVar, Literal, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,22 @@ GENERATIONS, CHILDREN = 5, 24
 # How far the first children go, in units of the honest vectors' deviations, and which
 # part of their coordinates moves.
 STEP, MOVED = 0.3, 0.4
+
+
+@dataclass(frozen=True)
+class Honest(Attack):
+    """No attack: the adversaries follow the protocol, on copies of honest examples.
+
+    A rule still has to allow for f adversaries, so this is what its caution costs.
+    """
+
+    replaces_vectors: ClassVar[bool] = False
+
+    def craft_vectors(
+        self, honest: FloatArray, f: int, rng: np.random.Generator, aggregate: Aggregate
+    ) -> NoReturn:
+        """Refuse: what is sent follows from the honest protocol alone."""
+        raise TypeError("Honest adversaries make no vectors; let them train")
 
 
 @dataclass(frozen=True)

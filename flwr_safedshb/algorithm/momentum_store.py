@@ -11,6 +11,9 @@ file, named after its run and step, and removes those that are no longer needed.
 at any moment leaves the momentum of this step or of the one before. A damaged file, or
 one of another run, is ignored: that costs accuracy and never privacy. A file is a line
 of JSON, then the numbers as little-endian float32.
+
+A file also names the request that its momentum answers. The same request again, as
+after a restart of the server, gets the same momentum: nothing is computed or charged.
 """
 
 from __future__ import annotations
@@ -57,11 +60,14 @@ class MomentumState:
     momentum : ndarray of shape (d,), or (1,) for zero
     anchor : int
         The step that the run may be resumed after.
+    request : str
+        The hash of the request that the momentum answers; empty if it answers none.
     """
 
     step: int
     momentum: Vector
     anchor: int = -1
+    request: str = ""
 
 
 _ZERO = MomentumState(-1, np.zeros(1, np.float32))
@@ -77,6 +83,9 @@ class ContextMomentums:
         """Return the newest momentum of a run before a step, or zero."""
         kept = (one for one in self._read(session) if one.step < step)
         return next(kept, _ZERO)
+
+    def find_answer(self, session: str, step: int, request: str) -> None:
+        """Return None: a simulated step is the same one when it is repeated."""
 
     def save(self, session: str, state: MomentumState) -> None:
         """Save a momentum and its anchor."""
@@ -150,6 +159,15 @@ class MomentumFiles:
                 return replace(state, anchor=found) if resumed else state
         return _ZERO
 
+    def find_answer(self, session: str, step: int, request: str) -> Vector | None:
+        """Return the momentum that has answered a request before, or None."""
+        with self._locked():
+            path = self._find_files(session).get(step)
+            state = None if path is None else _read_file(path, session)
+        if state is None or state.request != request:
+            return None
+        return np.array(state.momentum)
+
     def save(self, session: str, state: MomentumState) -> None:
         """Write a momentum to the disk; remove the earlier ones except its anchor."""
         with self._locked() as folder:
@@ -211,6 +229,7 @@ def _file_prefix(session: str) -> str:
 def _make_head(session: str, state: MomentumState) -> bytes:
     """Return the first line of a file, padded so that the numbers are aligned."""
     about = [_FORMAT, session, state.step, state.anchor, state.momentum.size]
+    about.append(state.request)
     # Against accidents: CRC-32 finds any single wrong byte, in half the time of a hash.
     check = zlib.crc32(state.momentum.data, zlib.crc32(json.dumps(about).encode()))
     line = json.dumps([*about, check]).encode()
@@ -228,16 +247,18 @@ def _write_file(path: Path, session: str, state: MomentumState) -> None:
         os.fsync(file.fileno())
 
 
-def _read_file(path: Path, session: str, size: int) -> MomentumState | None:
+def _read_file(
+    path: Path, session: str, size: int | None = None
+) -> MomentumState | None:
     """Return the momentum in a file; log a warning and return None if it is damaged."""
     try:
         with path.open("rb") as file:
             head = file.readline(_MAX_HEAD)
-            _, _, step, anchor, *_ = json.loads(head)
+            _, _, step, anchor, _, request, _ = json.loads(head)
             # Mapped, so that no second copy is in memory.
             momentum = np.memmap(file, "<f4", "r", len(head))
-        state = MomentumState(step, momentum, anchor)
-        if head == _make_head(session, state) and momentum.size == size:
+        state = MomentumState(step, momentum, anchor, request)
+        if head == _make_head(session, state) and size in (None, momentum.size):
             return state
         problem = "it is damaged, or of another model or run"
     except (OSError, ValueError, TypeError) as error:
