@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -23,9 +24,9 @@ from flwr_safedshb import trained_arrays
 from flwr_safedshb.algorithm import step as steps
 from flwr_safedshb.algorithm.budget import LEDGER_NAME
 from flwr_safedshb.algorithm.refusal import RefusedError
-from flwr_safedshb.algorithm.wire import MOMENTUM_TAG
+from flwr_safedshb.algorithm.wire import MOMENTUM_TAG, Arrays
 from flwr_safedshb.app import client_app
-from flwr_safedshb.client import SafeDSHBClient
+from flwr_safedshb.client import SafeDSHBClient, Scalar
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import SeededRandomness
@@ -109,12 +110,41 @@ def test_a_step_that_goes_back_too_far_starts_from_zero() -> None:
     assert same(ask(context, 2), ask(node(), 2))
 
 
-def test_every_step_is_charged_once_and_replays_again(tmp_path: Path) -> None:
-    context = node(tmp_path)
-    for step in (0, 1, 1, 1, 0):
-        ask(context, step, session="run")
-    charges = ledger(tmp_path).charges()
-    assert [(c.plan, c.steps, c.run) for c in charges] == [(PLAN, 1, "run")] * 5
+def test_a_request_that_comes_again_is_answered_again_and_charged_once(
+    tmp_path: Path,
+) -> None:
+    """A server that was restarted asks for its last step again."""
+    told = {"momentum": 0.5, "session": "run"}
+
+    def fit(step: int, theta: float = 0.0, **more: object) -> tuple[Arrays, int]:
+        config = cast(dict[str, Scalar], {**told, "step": step, **more})
+        client = make(node(tmp_path), seed=None)  # noise that nobody can repeat
+        sent, *_ = client.fit([layer + np.float32(theta) for layer in THETA], config)
+        return sent, len(ledger(tmp_path).charges())
+
+    first, _ = fit(0)
+    second, charged = fit(1)
+    assert charged == 2
+    again, charged = fit(1, anchor=False)
+    assert charged == 2
+    assert same(again, second)
+    again, charged = fit(0)  # the anchor: the step before may be asked for as well
+    assert charged == 2
+    assert same(again, first)
+    for number, other in enumerate(
+        [
+            fit(1, theta=1e-3),
+            fit(1, momentum=0.25),
+            fit(1, session="other"),
+            fit(1, **{"local-steps": 2, "learning-rate": 0.1}),
+        ],
+        charged,
+    ):
+        assert other[1] > number
+        assert not same(other[0], second)
+    # The mean of local steps is not stored.
+    charged = fit(9, **{"local-steps": 2, "learning-rate": 0.1})[1]
+    assert fit(9, **{"local-steps": 2, "learning-rate": 0.1})[1] > charged
 
 
 def test_the_charge_comes_before_the_data(tmp_path: Path) -> None:
@@ -275,7 +305,10 @@ def test_unpredictable_noise_needs_a_ledger() -> None:
 
 def test_unpredictable_noise_is_the_default_and_never_repeats(tmp_path: Path) -> None:
     client = make(node(tmp_path), seed=None)
-    sent = [client.fit([*THETA], {"step": 0, "momentum": 0.0})[0] for _ in range(2)]
+    sent = [
+        client.fit([*THETA], {"step": 0, "momentum": 0.0, "session": name})[0]
+        for name in ("a", "b")
+    ]
     assert client.randomness.private
     assert not same(sent[0], sent[1])
 

@@ -11,6 +11,9 @@ file, named after its run and step, and removes those that are no longer needed.
 at any moment leaves the momentum of this step or of the one before. A damaged file, or
 one of another run, is ignored: that costs accuracy and never privacy. A file is a line
 of JSON, then the numbers as little-endian float32.
+
+A file also names the request that its momentum answers. The same request again, as
+after a restart of the server, gets the same momentum: nothing is computed or charged.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from logging import WARNING
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 from flwr.app import ConfigRecord, ConfigRecordValues, RecordDict
@@ -57,18 +60,26 @@ class MomentumState:
     momentum : ndarray of shape (d,), or (1,) for zero
     anchor : int
         The step that the run may be resumed after.
+    request : str
+        The hash of the request that the momentum answers; empty if it answers none.
     """
 
     step: int
     momentum: Vector
     anchor: int = -1
+    request: str = ""
 
 
 _ZERO = MomentumState(-1, np.zeros(1, np.float32))
 
 
 class ContextMomentums:
-    """Momentums in the state of Flower's context, which holds one run at a time."""
+    """Momentums in the state of Flower's context, which holds one run at a time.
+
+    A simulated step that comes again is taken again, with the same random numbers.
+    """
+
+    keeps_answers: ClassVar[bool] = False
 
     def __init__(self, state: RecordDict) -> None:
         self._state = state
@@ -77,6 +88,9 @@ class ContextMomentums:
         """Return the newest momentum of a run before a step, or zero."""
         kept = (one for one in self._read(session) if one.step < step)
         return next(kept, _ZERO)
+
+    def find_answer(self, session: str, step: int, request: str) -> None:
+        """Return None: no answer is kept."""
 
     def save(self, session: str, state: MomentumState) -> None:
         """Save a momentum and its anchor."""
@@ -123,6 +137,8 @@ class MomentumFiles:
     Several processes may use the folder at a time.
     """
 
+    keeps_answers: ClassVar[bool] = True
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
@@ -149,6 +165,15 @@ class MomentumFiles:
                 resumed = found < max(paths) or state.anchor not in (-1, *paths)
                 return replace(state, anchor=found) if resumed else state
         return _ZERO
+
+    def find_answer(self, session: str, step: int, request: str) -> Vector | None:
+        """Return the momentum that has answered a request before, or None."""
+        with self._locked():
+            path = self._find_files(session).get(step)
+            state = None if path is None else _read_file(path, session)
+        if state is None or state.request != request:
+            return None
+        return np.array(state.momentum)
 
     def save(self, session: str, state: MomentumState) -> None:
         """Write a momentum to the disk; remove the earlier ones except its anchor."""
@@ -211,6 +236,7 @@ def _file_prefix(session: str) -> str:
 def _make_head(session: str, state: MomentumState) -> bytes:
     """Return the first line of a file, padded so that the numbers are aligned."""
     about = [_FORMAT, session, state.step, state.anchor, state.momentum.size]
+    about.append(state.request)
     # Against accidents: CRC-32 finds any single wrong byte, in half the time of a hash.
     check = zlib.crc32(state.momentum.data, zlib.crc32(json.dumps(about).encode()))
     line = json.dumps([*about, check]).encode()
@@ -228,16 +254,18 @@ def _write_file(path: Path, session: str, state: MomentumState) -> None:
         os.fsync(file.fileno())
 
 
-def _read_file(path: Path, session: str, size: int) -> MomentumState | None:
+def _read_file(
+    path: Path, session: str, size: int | None = None
+) -> MomentumState | None:
     """Return the momentum in a file; log a warning and return None if it is damaged."""
     try:
         with path.open("rb") as file:
             head = file.readline(_MAX_HEAD)
-            _, _, step, anchor, *_ = json.loads(head)
+            _, _, step, anchor, _, request, _ = json.loads(head)
             # Mapped, so that no second copy is in memory.
             momentum = np.memmap(file, "<f4", "r", len(head))
-        state = MomentumState(step, momentum, anchor)
-        if head == _make_head(session, state) and momentum.size == size:
+        state = MomentumState(step, momentum, anchor, request)
+        if head == _make_head(session, state) and size in (None, momentum.size):
             return state
         problem = "it is damaged, or of another model or run"
     except (OSError, ValueError, TypeError) as error:

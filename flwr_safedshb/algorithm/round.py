@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 Metrics = dict[str, int | float | list[int] | list[float]]
 # The bound on the norm of an honest reply, and the rounds so far without a step.
 NORM_BOUND, SKIPPED_ROUNDS = "norm-bound", "skipped-rounds"
+# Followed by a reason: the nodes that were excluded for it.
+EXCLUDED_NODES = "nodes-"
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,8 @@ def aggregate_round(
     arrays : ArrayRecord or None
         theta_{t+1}; None if the round is skipped and theta_t stays.
     metrics : dict
-        ``replies`` (n'), ``excluded`` and ``excluded-<reason>``, ``ignored``,
+        ``replies`` (n'), ``excluded``, ``excluded-<reason>`` and the nodes that these
+        are, ``nodes-<reason>``, ``ignored``,
         ``num-malicious-nodes`` (f'), ``skipped``, ``skipped-rounds`` (so far),
         ``learning-rate``, ``momentum``, ``norm-bound`` where one is known, and
         ``failing-nodes`` with their failures, answers in a row since, and the round in
@@ -153,6 +156,12 @@ def aggregate_round(
         "skipped": int(arrays is None),
         SKIPPED_ROUNDS: skipped_before + int(arrays is None),
         **{f"excluded-{r}": n for r, n in sorted(screened.excluded.items())},
+        **{
+            f"{EXCLUDED_NODES}{reason}": sorted(
+                node for node, why in screened.reasons.items() if why == reason
+            )
+            for reason in sorted(screened.excluded)
+        },
         **found,
     }
     if sent.report_privacy:

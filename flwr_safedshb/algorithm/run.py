@@ -29,6 +29,7 @@ from flwr.serverapp import Grid
 from flwr_safedshb.algorithm import wire
 from flwr_safedshb.algorithm.attendance import Attendance
 from flwr_safedshb.algorithm.checkpoint import load_matching, save
+from flwr_safedshb.algorithm.closing import log_closing
 from flwr_safedshb.algorithm.expectation import expect_run, log_once
 from flwr_safedshb.algorithm.output import add_to_mean, draw_index, select_output
 from flwr_safedshb.algorithm.participation import Cohort, split_risk
@@ -38,19 +39,20 @@ from flwr_safedshb.algorithm.plain_evaluation import (
     make_evaluation_content,
 )
 from flwr_safedshb.algorithm.privacy_card import PrivacyCard, make_card
-from flwr_safedshb.algorithm.privacy_report import log_privacy
 from flwr_safedshb.algorithm.private_evaluation import aggregate_evaluation
 from flwr_safedshb.algorithm.progress import NothingTrainedError, Progress, StopRun
 from flwr_safedshb.algorithm.receipt_book import ReceiptBook
 from flwr_safedshb.algorithm.round import NORM_BOUND, SentRound, aggregate_round
 from flwr_safedshb.algorithm.round_record import name_folder
 from flwr_safedshb.algorithm.run_identity import identify_run
+from flwr_safedshb.algorithm.run_status import StatusWriter
 from flwr_safedshb.algorithm.schedules import noise_left
 from flwr_safedshb.algorithm.screening import check_first_round, l2_norm
 from flwr_safedshb.algorithm.settings import (
     StrategySettings,
     check_initial_arrays,
     check_whole,
+    warn_of_no_adversaries,
     warn_of_plain_evaluation,
     warn_of_unused_config,
 )
@@ -108,6 +110,8 @@ class TrainingRun:
         self._rates: list[tuple[float, float]] = []
         self._template: Template | None = None
         self._ttl: float | None = None
+        checkpoint = settings.checkpoint
+        self._status = None if checkpoint is None else StatusWriter(Path(checkpoint))
         self._book: ReceiptBook | None = None
 
     def begin(
@@ -158,6 +162,8 @@ class TrainingRun:
             template = self._set_progress(progress)
         step = progress.step = server_round + self.rounds_done - 1
         first = step == self.rounds_done
+        if first:
+            warn_of_no_adversaries(settings.num_malicious_nodes)
         progress.arrays = arrays
         self._stop_if_wanted(progress)
         if settings.output == "uniform" and step == draw_index(
@@ -207,6 +213,8 @@ class TrainingRun:
         messages = self._make_messages(
             content, cohort.nodes, MessageType.TRAIN, step + 1
         )
+        if self._status is not None:
+            self._status.begin_round(progress, cohort.nodes)
         page = None
         if self._book is not None:
             local_steps = settings.local_steps
@@ -246,6 +254,8 @@ class TrainingRun:
         if self.settings.output == "average":
             add_to_mean(progress)
         progress.train[progress.step] = metrics
+        if self._status is not None:
+            self._status.end_round(progress)
         return arrays, metrics
 
     def plan_evaluation(
@@ -313,9 +323,10 @@ class TrainingRun:
             raise RuntimeError("finish needs begin before it")
         if settings.checkpoint is not None:
             save(Path(settings.checkpoint), progress)
-        last = progress.train.get(progress.step, MetricRecord())
-        log_privacy(last, settings.fraction_evaluate > 0.0)
+        log_closing(progress)
         rounds, skipped = len(progress.train), len(progress.skipped_rounds)
+        if self._status is not None:
+            self._status.end_run(progress)
         if skipped:
             text = "%d of %d rounds were skipped and took no step"
             log(WARNING, text, skipped, rounds)

@@ -113,6 +113,8 @@ class ScreeningResult:
         How many messages did not answer a message of this round.
     failed : set of int
         The nodes that sent nothing or an error.
+    reasons : dict of int to reason
+        Why each excluded node was.
     """
 
     accepted: list[tuple[int, Accepted]]
@@ -120,6 +122,7 @@ class ScreeningResult:
     proven_adversaries: int
     ignored: int
     failed: set[int]
+    reasons: dict[int, Reason]
 
 
 def match_replies(
@@ -185,6 +188,7 @@ def screen_replies(
     accepted: list[tuple[int, Accepted]] = []
     excluded: Counter[Reason] = Counter()
     failed: set[int] = set()
+    reasons: dict[int, Reason] = {}
     answered, silent, ignored = match_replies(sent, replies)
     for node, reply in answered:
         result = screen_reply(template, reply, foreign, norm_bound)
@@ -194,6 +198,7 @@ def screen_replies(
             accepted.append((node, result))
             continue
         excluded[result.reason] += 1
+        reasons[node] = result.reason
         if not result.proves_adversary:
             failed.add(node)
         log(
@@ -206,12 +211,13 @@ def screen_replies(
     if silent:
         excluded["missing"] = len(silent)
         failed.update(silent)
+        reasons |= dict.fromkeys(silent, "missing")
         log(INFO, "\t> No reply from %s", ", ".join(map(str, silent)))
     accepted.sort(key=lambda pair: pair[1].encoded)
     num_proven = sum(
         n for reason, n in excluded.items() if Excluded(reason).proves_adversary
     )
-    return ScreeningResult(accepted, excluded, num_proven, ignored, failed)
+    return ScreeningResult(accepted, excluded, num_proven, ignored, failed, reasons)
 
 
 def check_first_round(metrics: Mapping[str, object], num_malicious: int) -> None:

@@ -21,6 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, help="the node's TOML file")
     parser.add_argument("--check", action="store_true", help="check, and do not serve")
     parser.add_argument(
+        "--listen",
+        metavar="127.0.0.1:PORT",
+        help="serve a page at / and metrics for Prometheus at /metrics",
+    )
+    parser.add_argument(
         "--insecure",
         metavar="HOST:PORT",
         help="a SuperLink without TLS, for a trial on one machine",
@@ -32,10 +37,13 @@ def run(arguments: argparse.Namespace) -> int:
     from flwr_safedshb.cli._listing import print_table
     from flwr_safedshb.node.doctor.machine import is_fit
     from flwr_safedshb.node.doctor.node import check_node
+    from flwr_safedshb.node.metrics import LoopbackServer, parse_loopback
     from flwr_safedshb.node.node_file import read_node_file
     from flwr_safedshb.node.service import NodeService, set_private_umask
 
     set_private_umask()
+    if arguments.listen is not None:
+        parse_loopback(arguments.listen)
     node = read_node_file(arguments.file)
     service = NodeService(node, arguments.insecure)
     results = list(check_node(node, does_connect=arguments.check))
@@ -51,6 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
     if not is_fit(results):
         print("not fit to serve", flush=True)
         return 1
-    if not arguments.check:
+    if arguments.check:
+        return 0
+    if arguments.listen is None:
         service.run()
+        return 0
+    service.run(lambda: LoopbackServer(arguments.listen, service.status.make_pages()))
     return 0

@@ -15,6 +15,7 @@ from logging import INFO, WARNING
 from typing import TYPE_CHECKING
 
 from flwr_safedshb.node.log_tail import LogTail
+from flwr_safedshb.node.node_status import NodeStatus
 from flwr_safedshb.node.owner_rules import OwnerRules
 from flwr_safedshb.node.stop_request import StopRequest
 from flwr_safedshb.node.worker_pool import ForkServer, receive_packet, send_packet
@@ -71,14 +72,20 @@ class Dispatcher:
     runtime : Runtime
     rules : OwnerRules
         What the owner permits, asked for each task.
+    status : NodeStatus
+        Is told what was answered.
     """
 
     def __init__(
-        self, fork_server: ForkServer, runtime: Runtime, rules: OwnerRules
+        self,
+        fork_server: ForkServer,
+        runtime: Runtime,
+        rules: OwnerRules,
+        status: NodeStatus,
     ) -> None:
         self._fork_server, self._runtime, self._rules = fork_server, runtime, rules
+        self._status = status
         self._workers: OrderedDict[int, _WorkerHandle] = OrderedDict()
-        self.num_answered, self.last_answered = 0, ""
 
     def assign(self, task: ClaimedTask) -> None:
         """Give a task to the worker of its run, a new one if need be."""
@@ -105,6 +112,7 @@ class Dispatcher:
         ended += idle[: max(len(self._workers) - _MAX_WORKERS, 0)]
         for run in {*ended}:
             self._workers.pop(run).link.close()
+        self._status.num_workers = len(self._workers)
 
     def close(self) -> None:
         """End all workers."""
@@ -147,9 +155,8 @@ class Dispatcher:
             worker.head = bytes.fromhex(str(packet["head"]))
             worker.description = str(packet["about"])
         else:
-            self.num_answered += 1
-            self.last_answered = f"{worker.description} of run {run}"
-            log(INFO, "Answered: %s", self.last_answered)
+            self._status.note_answer(f"{worker.description} of run {run}")
+            log(INFO, "Answered: %s", self._status.last_answered)
             worker.task = None
             self._start_next(worker)
 

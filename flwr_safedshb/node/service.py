@@ -14,8 +14,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
-import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from logging import INFO, WARNING
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from flwr_safedshb.node.approvals import KEY, Approvals
 from flwr_safedshb.node.dispatcher import Dispatcher
 from flwr_safedshb.node.log_tail import LogTail
 from flwr_safedshb.node.node_file import NodeFile
+from flwr_safedshb.node.node_status import NodeStatus
 from flwr_safedshb.node.owner_rules import OwnerRules
 from flwr_safedshb.node.stop_request import StopRequest
 from flwr_safedshb.node.worker_pool import ForkServer
@@ -31,8 +32,6 @@ from flwr_safedshb.node.worker_pool import ForkServer
 _RESTART_SECONDS = 5.0
 # In which a SuperNode takes leave of its SuperLink.
 _STOP_SECONDS = 4.0
-# Between two reports: to read the ledger takes more than to answer a message.
-_REPORT_SECONDS = 60.0
 # Linux's table of TCP sockets, and its words for "listens" and 127.0.0.1.
 _SOCKETS = Path("/proc/net/tcp")
 _LISTEN, _LOOPBACK = "0A", "0100007F"
@@ -59,21 +58,31 @@ class NodeService:
         self.approvals = Approvals.parse(node.config.get(KEY))
         self._rules = OwnerRules(node)
         folder = node.config.get("state-dir")
-        self._reporter = StatusReporter(None if folder is None else Path(str(folder)))
+        self.status = NodeStatus(None if folder is None else Path(str(folder)))
         self._supernode: subprocess.Popen[bytes] | None = None
 
-    def run(self) -> None:
-        """Serve; return when the process is told to stop."""
+    def run(
+        self, serve_status: Callable[[], AbstractContextManager[object]] = nullcontext
+    ) -> None:
+        """Serve; return when the process is told to stop.
+
+        Parameters
+        ----------
+        serve_status : callable
+            Returns a context in which the node's status is served. It is entered after
+            the fork server, which must have no threads.
+        """
         with tempfile.TemporaryDirectory(prefix="safedshb-node-") as name:
             folder = Path(name)
             # Forked first of all: it must see neither key nor secret.
             fork_server = ForkServer(folder)
-            with StopRequest(self._end_now) as stop:
+            with StopRequest(self._end_now) as stop, serve_status():
                 secret = secrets.token_bytes(32)
                 (folder / "secret").write_bytes(secret)
                 while not stop.is_set:
                     self._serve(fork_server, folder, secret, stop)
                     if not stop.is_set:
+                        self.status.num_restarts += 1
                         _log(WARNING, "The SuperNode has ended; it is started again")
                         stop.wait(_RESTART_SECONDS)
                 fork_server.close()
@@ -92,7 +101,7 @@ class NodeService:
 
         port = find_free_port()
         runtime = Runtime(f"127.0.0.1:{port}")
-        dispatcher = Dispatcher(fork_server, runtime, self._rules)
+        dispatcher = Dispatcher(fork_server, runtime, self._rules, self.status)
         process = subprocess.Popen(
             self._make_command(folder, port),
             stdout=subprocess.PIPE,
@@ -113,9 +122,7 @@ class NodeService:
                         if task is not None:
                             dispatcher.assign(task)
                     dispatcher.poll(tail.poll_delay(), tail, stop)
-                    self._reporter.report(
-                        dispatcher.num_answered, dispatcher.last_answered
-                    )
+                    self.status.report()
         finally:
             dispatcher.close()
             _stop(process)
@@ -147,57 +154,6 @@ class NodeService:
         if connection.trusted_entities is not None:
             command += ["--trusted-entities", str(connection.trusted_entities)]
         return command
-
-
-class StatusReporter:
-    """Log what was answered and what the budget is, once a minute if there is news.
-
-    Parameters
-    ----------
-    state_dir : Path or None
-        Where the node's ledger is; None if it keeps none.
-    """
-
-    def __init__(self, state_dir: Path | None) -> None:
-        self._state_dir = state_dir
-        self._reported_at, self._num_answered = time.monotonic(), 0
-
-    def report(self, num_answered: int, last: str) -> None:
-        """Report in a thread, so that messages do not wait for it."""
-        now = time.monotonic()
-        is_early = now - self._reported_at < _REPORT_SECONDS
-        if num_answered == self._num_answered or is_early:
-            return
-        self._reported_at, self._num_answered = now, num_answered
-        arguments = (num_answered, last)
-        threading.Thread(target=self._report, args=arguments, daemon=True).start()
-
-    def _report(self, num_answered: int, last: str) -> None:
-        from flwr_safedshb.algorithm.budget import LEDGER_NAME
-        from flwr_safedshb.privacy.ledger.database import LedgerError
-
-        _log(INFO, "%d messages answered, the last in %s", num_answered, last)
-        try:
-            if self._state_dir and (path := self._state_dir / LEDGER_NAME).exists():
-                _log(INFO, "%s", describe_budget(path))
-        except LedgerError as error:
-            _log(WARNING, "The ledger cannot be read: %s", error)
-
-
-def describe_budget(path: Path) -> str:
-    """Describe what is spent and left of a ledger's budget."""
-    from flwr_safedshb.privacy.ledger.snapshot import open_snapshot
-    from flwr_safedshb.privacy.plan import describe_unit
-
-    with open_snapshot(path) as ledger:
-        statement, limit = ledger.statement(), ledger.max_epsilon
-        spent = statement.epsilon
-        steps = sum(charge.steps for charge in ledger.charges())
-        return (
-            f"{steps} steps charged: epsilon = {spent:.4g} of {limit:g} spent at "
-            f"delta = {ledger.delta:g} for {describe_unit(statement.unit)}, "
-            f"{max(limit - spent, 0.0):.4g} left"
-        )
 
 
 def find_free_port() -> int:

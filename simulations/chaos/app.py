@@ -103,7 +103,9 @@ def train(message: Message, context: Context) -> Message:
     reply = make_client(step)(message, context)
     if folder := str(context.run_config["folder"]):
         # Before the reply leaves: what was computed counts as released.
-        append_entry(Path(folder) / f"released-{partition}.jsonl", {"step": step})
+        arrays = reply.content.array_records["arrays"]
+        told = {"step": step, "reply": arrays.object_id}
+        append_entry(Path(folder) / f"released-{partition}.jsonl", told)
     context.state[_SENT] = ConfigRecord({"to": message.metadata.message_id})
     context.state[_ARRAYS] = reply.content.array_records["arrays"]
     return reply

@@ -160,9 +160,12 @@ class FaultTrial:
         return [(steps[reply.to], reply) for reply in received if reply.to in steps]
 
     def list_released(self, node: int) -> list[int]:
-        """Return the steps for which a node has computed a message."""
+        """Return the steps for which a node has computed a message.
+
+        A message that was sent again counts once: it was computed once.
+        """
         entries = read_entries(self.folder / f"released-{node}.jsonl")
-        return [int(entry["step"]) for entry in entries]
+        return [step for step, _ in {(int(e["step"]), e["reply"]): 0 for e in entries}]
 
     def list_used(self, node: int) -> list[int]:
         """Return the steps in which the server had the node's momentum."""

@@ -103,11 +103,15 @@ def test_nodes_of_a_batched_grid_are_committed_and_charged(tmp_path: Path) -> No
         return make(context)
 
     grid = BatchedGrid(client_app(client_fn), 3)
-    content = RecordDict(
-        {"arrays": ArrayRecord([*THETA]), "config": ConfigRecord({**RUN, **TOLD})}
-    )
-    for _ in range(2):
-        messages = [Message(content, n, "train") for n in grid.get_node_ids()]
+
+    def ask(step: int) -> list[Message]:
+        arrays = ArrayRecord([*THETA])
+        config = ConfigRecord({**RUN, **TOLD, "step": step})
+        content = RecordDict({"arrays": arrays, "config": config})
+        return [Message(content, n, "train") for n in grid.get_node_ids()]
+
+    for step in range(2):
+        messages = ask(step)
         replies = list(grid.send_and_receive(messages))
         assert not any(reply.has_error() for reply in replies)
     for number in range(3):
@@ -115,7 +119,7 @@ def test_nodes_of_a_batched_grid_are_committed_and_charged(tmp_path: Path) -> No
         assert [(c.run, c.steps) for c in book.charges()] == [("run", 1)] * 2
         assert [(c.run, c.steps) for c in book.commitments()] == [("run", 5)]
     # And the budget ends a node's part, not the round.
-    messages = [Message(content, n, "train") for n in grid.get_node_ids()]
+    messages = ask(2)
     with Ledger(tmp_path / "0" / "state" / "safedshb.sqlite") as book:
         book.charge(PLAN, book.steps_left(PLAN))
     replies = list(grid.send_and_receive(messages))

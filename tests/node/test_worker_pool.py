@@ -21,6 +21,7 @@ from flwr_safedshb.node.flower_patches.runtime_client import (
     Runtime,
 )
 from flwr_safedshb.node.node_file import NodeFile, read_node_file
+from flwr_safedshb.node.node_status import NodeStatus
 from flwr_safedshb.node.owner_rules import OwnerRules, Permission
 from flwr_safedshb.node.worker_pool import Worker
 from tests.guard import HANGS
@@ -62,7 +63,7 @@ def node(tmp_path: Path) -> NodeFile:
 
 @pytest.fixture
 def dispatcher(pool: FakeForkServer, node: NodeFile) -> Dispatcher:
-    return Dispatcher(pool, SUPERNODE, OwnerRules(node))  # type: ignore[arg-type]
+    return Dispatcher(pool, SUPERNODE, OwnerRules(node), NodeStatus(None))  # type: ignore[arg-type]
 
 
 def test_a_run_has_one_worker_and_one_task_at_a_time(
@@ -87,7 +88,7 @@ def test_a_run_has_one_worker_and_one_task_at_a_time(
     pool.send(0, done=True)
     dispatcher.poll(1.0)
     assert pool.receive(0)["token"] == "second"
-    assert (dispatcher.num_answered, dispatcher.last_answered) == (
+    assert (dispatcher._status.num_answered, dispatcher._status.last_answered) == (
         1,
         "round 3 (train) of run 7",
     )

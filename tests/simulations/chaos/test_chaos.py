@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,6 +64,11 @@ def reply(node: int, step: int, **changes: object) -> dict[str, object]:
     }
 
 
+def released(folder: Path, node: int, step: int, reply: str = "first") -> None:
+    entry = {"step": step, "reply": reply}
+    append_entry(folder / f"released-{node}.jsonl", entry)
+
+
 @pytest.fixture
 def trial(tmp_path: Path) -> FaultTrial:
     """Return a training of two steps without a fault, made up file by file."""
@@ -82,7 +87,7 @@ def trial(tmp_path: Path) -> FaultTrial:
         with Ledger(path, MAX_EPSILON, DELTA) as ledger:
             for step in range(STEPS):
                 ledger.charge(PLAN, run=SESSION)
-                append_entry(tmp_path / f"released-{node}.jsonl", {"step": step})
+                released(tmp_path, node, step)
     for step in range(STEPS):
         for node in range(NODES):
             sent = {"id": f"{node}-{step}", "node": node_id(node), "step": step}
@@ -112,6 +117,19 @@ def test_nothing_is_wrong_with_a_training_without_a_fault(trial: FaultTrial) -> 
     assert problems(trial) == []
 
 
+def test_a_reply_that_is_sent_again_need_not_be_charged_again(
+    trial: FaultTrial,
+) -> None:
+    (sent, *_), _ = trial.read_messages()
+    again = {**asdict(sent), "id": "again", "node": node_id(2), "step": 1}
+    again["model"] = MODELS[1].tolist()
+    append_entry(trial.folder / TRACE, again)
+    append_entry(trial.folder / TRACE, reply(2, 1, to="again"))
+    released(trial.folder, 2, 1)
+    assert problems(trial) == []
+    assert trial.list_released(2) == [0, 1]
+
+
 def skip_a_round(trial: FaultTrial) -> None:
     finish(trial, find_optimum(SEED), skipped=1)
 
@@ -129,7 +147,7 @@ def learn_nothing(trial: FaultTrial) -> None:
 
 
 def release_without_a_charge(trial: FaultTrial) -> None:
-    append_entry(trial.folder / "released-2.jsonl", {"step": 1})
+    released(trial.folder, 2, 1, "another")
 
 
 def deliver_without_a_trace(trial: FaultTrial) -> None:
@@ -145,7 +163,7 @@ def forget_a_ledger(trial: FaultTrial) -> None:
 def send_the_gradient_bare(trial: FaultTrial) -> None:
     vector = compute_momentum(0, [0, 1], MODELS, SEED) + 0.01
     arrays = {"arrays/weight": vector.tolist()}
-    append_entry(trial.folder / "released-0.jsonl", {"step": 1})
+    released(trial.folder, 0, 1, "another")
     append_entry(trial.folder / TRACE, reply(0, 1, arrays=arrays))
 
 
@@ -224,7 +242,7 @@ def test_lost_steps_are_those_charged_and_never_used(trial: FaultTrial) -> None:
     """Node 1 dies after a charge, and computes step 1 once more than it delivers."""
     with Ledger(trial.federation.state_dir(1) / LEDGER_NAME) as ledger:
         ledger.charge(PLAN, steps=2, run=SESSION)
-    append_entry(trial.folder / "released-1.jsonl", {"step": 1})
+    released(trial.folder, 1, 1, "another")
     killed = next(fault for fault in FAULTS if fault.key == "killed-after")
     (finding,) = examine_trial(trial, [killed], TOLERANCE)
     assert finding.lost_steps == 2
