@@ -12,8 +12,8 @@ SEARCH := flwr_safedshb/aggregation/smea
 # Sources are compiled once, and not again by each of the tests' processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup compiled peers browser lint style types format check quick test \
-	portable loaded compat loops docs demo duel audit reproduce beyond withstand yardstick chaos bench clean
+.PHONY: help setup compiled peers browser proxy lint style types format check quick test \
+	portable loaded compat release loops docs demo duel audit reproduce beyond withstand yardstick chaos bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -63,8 +63,13 @@ browser:
 	@command -v chromium > /dev/null || command -v google-chrome > /dev/null || \
 		{ apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; }
 
+# So is the kit's configuration, in the proxy that it is of.
+proxy:
+	@test -x /usr/sbin/haproxy || \
+		{ apt-get update -qq && apt-get install -qq -y --no-install-recommends haproxy; }
+
 # One process more than two processors: tests of real federations mostly wait.
-test: setup browser compiled ## Before you commit: all tests
+test: setup browser proxy compiled ## Before you commit: all tests
 	$(BIN)/pytest -q -n 3
 
 # OpenBLAS' kernel, torch's kernels, threads: as other machines have them.
@@ -77,7 +82,7 @@ portable: setup compiled ## The quick tests as other processors and threads comp
 		failed=1; done; test -z "$$failed"
 
 # The loops end with this shell, however it ends.
-loaded: setup browser compiled ## The tests with processes, beside eight busy loops
+loaded: setup browser proxy compiled ## The tests with processes, beside eight busy loops
 	@for _ in 1 2 3 4 5 6 7 8; do \
 		(while kill -0 $$$$; do :; done) 2> /dev/null & busy="$$busy $$!"; done; \
 		trap "kill $$busy 2> /dev/null" EXIT; trap 'exit 130' INT TERM; \
@@ -85,7 +90,7 @@ loaded: setup browser compiled ## The tests with processes, beside eight busy lo
 
 # Both live in folders of their own, so that .venv stays what constraints.txt says. The
 # newest flwr comes without its dependencies: its pins may exclude those of the others.
-compat: setup .venv/lowest/ready ## Before a release: the newest flwr, the lowest versions
+compat: setup proxy .venv/lowest/ready ## Before a release: the newest flwr, the lowest versions
 	rm -rf .venv/newest
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target .venv/newest flwr
 	PYTHONPATH=$(CURDIR)/.venv/newest $(BIN)/pytest -q -n 3 $(FLOWER)
@@ -101,8 +106,18 @@ compat: setup .venv/lowest/ready ## Before a release: the newest flwr, the lowes
 	.venv/lowest/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 
+# The tools pin versions of packages that .venv has; they need none of them.
+release: setup .venv/release/ready ## Wheel and sdist, built twice and compared, their SBOM, an audit
+	$(BIN)/python .ci/release.py
+
+.venv/release/ready: .venv/ready
+	$(PYTHON) -m venv .venv/release
+	.venv/release/bin/pip install --quiet --disable-pip-version-check \
+		cyclonedx-bom pip-audit
+	touch $@
+
 # One after the other, on a machine that does nothing else.
-loops: lint browser compiled .venv/lowest/ready ## Time check, test and compat in one run
+loops: lint browser proxy compiled .venv/lowest/ready ## Time check, test and compat in one run
 	@for loop in check test compat; do began=$$(date +%s); \
 		$(MAKE) --no-print-directory $$loop > .venv/$$loop.log 2>&1; ended=$$?; \
 		echo "$$loop: $$(($$(date +%s) - began)) s, $$(tail -1 .venv/$$loop.log)"; \

@@ -29,6 +29,7 @@ from flwr.serverapp import Grid
 from flwr_safedshb.algorithm import wire
 from flwr_safedshb.algorithm.attendance import Attendance
 from flwr_safedshb.algorithm.checkpoint import load_matching, save
+from flwr_safedshb.algorithm.closing import log_closing
 from flwr_safedshb.algorithm.expectation import expect_run, log_once
 from flwr_safedshb.algorithm.output import add_to_mean, draw_index, select_output
 from flwr_safedshb.algorithm.participation import Cohort, split_risk
@@ -38,7 +39,6 @@ from flwr_safedshb.algorithm.plain_evaluation import (
     make_evaluation_content,
 )
 from flwr_safedshb.algorithm.privacy_card import PrivacyCard, make_card
-from flwr_safedshb.algorithm.privacy_report import log_privacy
 from flwr_safedshb.algorithm.private_evaluation import aggregate_evaluation
 from flwr_safedshb.algorithm.progress import NothingTrainedError, Progress, StopRun
 from flwr_safedshb.algorithm.receipt_book import ReceiptBook
@@ -52,6 +52,7 @@ from flwr_safedshb.algorithm.settings import (
     StrategySettings,
     check_initial_arrays,
     check_whole,
+    warn_of_no_adversaries,
     warn_of_plain_evaluation,
     warn_of_unused_config,
 )
@@ -161,6 +162,8 @@ class TrainingRun:
             template = self._set_progress(progress)
         step = progress.step = server_round + self.rounds_done - 1
         first = step == self.rounds_done
+        if first:
+            warn_of_no_adversaries(settings.num_malicious_nodes)
         progress.arrays = arrays
         self._stop_if_wanted(progress)
         if settings.output == "uniform" and step == draw_index(
@@ -320,8 +323,7 @@ class TrainingRun:
             raise RuntimeError("finish needs begin before it")
         if settings.checkpoint is not None:
             save(Path(settings.checkpoint), progress)
-        last = progress.train.get(progress.step, MetricRecord())
-        log_privacy(last, settings.fraction_evaluate > 0.0)
+        log_closing(progress)
         rounds, skipped = len(progress.train), len(progress.skipped_rounds)
         if self._status is not None:
             self._status.end_run(progress)

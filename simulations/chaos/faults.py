@@ -179,7 +179,8 @@ def restart_superlink(trial: FaultTrial, node: int, step: int) -> None:
 def expire_certificate(trial: FaultTrial, node: int, step: int) -> None:
     """Let SuperLink and gate come back with an expired certificate: nobody calls."""
     trial.wait_held(node, step)
-    trial.federation.kill("gate")
+    for name in ("proxy", "gate"):
+        trial.federation.kill(name)
     kill_superlink(trial, node, step)
     _start_with_certificate(trial, days=-1)
     trial.wait_log(f"node-{node}", EXPIRED)
@@ -194,7 +195,7 @@ def renew_certificate(trial: FaultTrial, node: int, step: int) -> None:
     A SuperNode that met the expired one has stopped to work, though not its process.
     """
     nodes = trial.federation.node_ids
-    for name in (*(f"node-{index}" for index in nodes), "gate", "superlink"):
+    for name in (*(f"node-{index}" for index in nodes), "proxy", "gate", "superlink"):
         trial.federation.kill(name)
     _start_with_certificate(trial, days=365)
     trial.wait_failed()
@@ -208,6 +209,7 @@ def _start_with_certificate(trial: FaultTrial, days: int) -> None:
     trial.federation.credentials.renew(days)
     trial.federation.start_superlink()
     trial.federation.start_gate()
+    trial.federation.start_proxy()
 
 
 # fmt: off

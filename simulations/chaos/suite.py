@@ -88,7 +88,7 @@ def run_trials(
     to_fill = any(fault.key == "full-disk" for fault in faults)
     with (
         small_disk(folder / f"node-{DISK}") if to_fill else nullcontext(),
-        Deployment(folder, NODES, config, APP) as federation,
+        Deployment(folder, NODES, config, APP, proxied=True) as federation,
     ):
         for run, group in itertools.groupby(faults, key=lambda fault: fault.run):
             struck = list(group)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from simulations.loopback.credentials import Credentials
+from simulations.loopback.credentials import SCRIPT, Credentials
 from simulations.loopback.processes import (
     OFFLINE,
     ROOT,
@@ -49,6 +51,9 @@ class Deployment(Runs):
         nodes has no use for it and is never secure.
     absent : collection of int
         Nodes that are registered and not started: somebody else speaks for them.
+    proxied : bool
+        Let nodes come through HAProxy with the kit's configuration, if secure; else the
+        gate shows the certificate itself.
 
     Attributes
     ----------
@@ -66,6 +71,7 @@ class Deployment(Runs):
         virtual: bool = False,
         secure: bool = True,
         absent: Collection[int] = (),
+        proxied: bool = False,
     ) -> None:
         self.folder = folder
         self.port = free_port()
@@ -75,6 +81,7 @@ class Deployment(Runs):
         self._node_config = dict(node_config or {})
         self._absent = frozenset(absent)
         self._secure = secure and not virtual
+        self._checker_port = free_port() if proxied else 0
         processes = Processes(
             folder,
             {
@@ -126,6 +133,8 @@ class Deployment(Runs):
         if self.credentials is not None:
             self.gate_port = free_port()
             self.start_gate()
+            if self._checker_port:
+                self.start_proxy()
         if self._virtual:
             return
         if self.credentials is not None:
@@ -163,16 +172,38 @@ class Deployment(Runs):
     def start_gate(self) -> None:
         """Start the gate, through which the nodes of a secure federation come."""
         assert self.credentials is not None
+        port = self._checker_port or self.gate_port
+        shown = [
+            *("--ssl-certfile", str(self.credentials.certificate)),
+            *("--ssl-keyfile", str(self.credentials.certificate_key)),
+        ]
         self._processes.start(
             "gate",
             *("safedshb", "gate"),
-            *("--listen", f"127.0.0.1:{self.gate_port}"),
+            *("--listen", f"127.0.0.1:{port}"),
             *("--superlink", f"127.0.0.1:{self.port}"),
             *("--ssl-ca-certfile", str(self.credentials.ca)),
-            *("--ssl-certfile", str(self.credentials.certificate)),
-            *("--ssl-keyfile", str(self.credentials.certificate_key)),
+            *("--state-dir", str(self.folder / "gate")),
+            *([] if self._checker_port else shown),
         )
-        self._processes.wait_for_port("gate", self.gate_port)
+        self._processes.wait_for_port("gate", port)
+
+    def start_proxy(self) -> None:
+        """Start the proxy before the gate."""
+        assert self.credentials is not None
+        found = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
+        if found is None:
+            raise FileNotFoundError("haproxy is not installed: apt install haproxy")
+        self._processes.start(
+            "proxy",
+            *(found, "-f", str(SCRIPT.with_name("haproxy.cfg"))),
+            environment={
+                "GATE": f"127.0.0.1:{self.gate_port}",
+                "GATE_CERTIFICATE": str(self.credentials.certificate),
+                "CHECKER": f"127.0.0.1:{self._checker_port}",
+            },
+        )
+        self._processes.wait_for_port("proxy", self.gate_port)
 
     def start_node(
         self,

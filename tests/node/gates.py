@@ -7,10 +7,11 @@ are Flower's own objects.
 import asyncio
 import base64
 import ipaddress
-import socket
+import os
+import shutil
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,6 +31,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from google.protobuf.message import Message as Proto
 
+from flwr_safedshb import node as node_room
 from flwr_safedshb.flower.compat import set_process_run
 from flwr_safedshb.flower.object_tree import walk_tree
 from flwr_safedshb.node.flower_patches import fleet_api
@@ -38,8 +40,10 @@ from flwr_safedshb.node.flower_patches.fleet_api import (
     fleet_pb2,
     message_pb2,
 )
-from flwr_safedshb.node.gate.gate import Gate
+from flwr_safedshb.node.gate.gate import Gate, open_listener
 from flwr_safedshb.node.gate.limits import Limits
+from flwr_safedshb.node.gate.request import Request
+from simulations.loopback import free_port
 from simulations.loopback.signing import public_key_pem, sign_headers
 from tests.guard import HANGS
 
@@ -184,6 +188,12 @@ class Node:
         )
         return await self.call("pull-object", request)
 
+    async def confirm(self, message_id: str) -> httpx.Response:
+        request = message_pb2.ConfirmMessageReceivedRequest(
+            node=self.proto(), run_id=RUN, message_object_id=message_id
+        )
+        return await self.call("confirm-message-received", request)
+
     async def announce(
         self, message: Message, change: Callable[[Any], None] = lambda request: None
     ) -> httpx.Response:
@@ -247,6 +257,12 @@ class Place:
     port: int
     trusted: ssl.SSLContext
 
+    def cut(self, request: Request) -> None:
+        """Break off the connection by which a request has come."""
+        for connection in self.gate.server.server_state.connections:
+            if connection.client == request.connection:
+                connection.transport.abort()
+
     @asynccontextmanager
     async def node(self, number: int, registered: bool = True) -> AsyncIterator[Node]:
         key = ec.generate_private_key(ec.SECP384R1())
@@ -265,49 +281,84 @@ class Place:
         return await asyncio.open_connection("127.0.0.1", self.port, ssl=self.trusted)
 
 
-# How long the gate waits for those who call it.
-PATIENCE = ("handshake_seconds", "header_seconds", "body_seconds", "idle_seconds")
-
-
 def unhurried(limits: Limits) -> Limits:
     """Return limits that no caller on a busy machine reaches.
 
-    A test that waits for one of these gives it another value than the default.
+    A test that waits for a body gives `body_seconds` another value than the default.
     """
-    default = Limits()
-    changes: dict[str, Any] = {
-        name: HANGS
-        for name in PATIENCE
-        if getattr(limits, name) == getattr(default, name)
-    }
-    return replace(limits, **changes)
+    if limits.body_seconds == Limits().body_seconds:
+        return replace(limits, body_seconds=HANGS)
+    return limits
 
 
 @asynccontextmanager
 async def running(
-    folder: Path, limits: Limits, superlink: SuperLink | None = None
+    folder: Path,
+    limits: Limits,
+    superlink: SuperLink | None = None,
+    proxied: bool = False,
 ) -> AsyncIterator[Place]:
-    """Run a gate until the context is left."""
-    shown, secret = certificate(folder)
-    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    server.load_cert_chain(shown, secret)
+    """Run a gate until the context is left, perhaps behind the kit's proxy.
+
+    A second one in the same folder knows what the first did.
+    """
+    shown, secret = folder / "gate.crt", folder / "gate.key"
+    if not shown.exists():
+        certificate(folder)
     trusted = ssl.create_default_context(cafile=str(shown))
     behind = superlink or SuperLink()
     gate = Gate(
         "10.0.0.1:9091",
         trusted,
-        server,
+        folder / "gate",
         unhurried(limits),
+        None if proxied else (shown, secret),
         httpx.MockTransport(behind),
     )
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    async with AsyncExitStack() as stack:
+        listener = stack.enter_context(open_listener("127.0.0.1", 0))
         port = listener.getsockname()[1]
         task = asyncio.create_task(gate.serve(listener))
-        try:
-            yield Place(gate, behind, port, trusted)
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        stack.push_async_callback(gate.server.shutdown)
+        stack.push_async_callback(asyncio.wait, [task])
+        stack.callback(task.cancel)
+        while not gate.server.started:
+            await asyncio.sleep(0)
+        if proxied:
+            port = await stack.enter_async_context(proxy(shown, port))
+        yield Place(gate, behind, port, trusted)
+
+
+KIT = Path(node_room.__file__).parent / "template"
+
+
+@asynccontextmanager
+async def proxy(shown: Path, port: int, host: str = "127.0.0.1") -> AsyncIterator[int]:
+    """Run HAProxy with the kit's configuration before a port; yield its own."""
+    haproxy = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
+    assert haproxy, "install haproxy: the kit's configuration is tested with it"
+    own = free_port()
+    addresses = {
+        "GATE": f"{host}:{own}",
+        "GATE_CERTIFICATE": str(shown),
+        "CHECKER": f"127.0.0.1:{port}",
+    }
+    process = await asyncio.create_subprocess_exec(
+        haproxy, "-f", str(KIT / "haproxy.cfg"), env={**os.environ, **addresses}
+    )
+    try:
+        while True:
+            with suppress(ConnectionRefusedError):
+                _, writer = await asyncio.open_connection(host, own)
+                writer.close()
+                break
+            assert process.returncode is None
+            await asyncio.sleep(0.01)
+        yield own
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
 
 
 # A hold that no test waits for.
@@ -319,11 +370,15 @@ def visited(
     visit: Callable[[Place], Awaitable[None]],
     limits: Limits = QUICK,
     superlink: SuperLink | None = None,
+    proxied: bool = False,
 ) -> SuperLink:
     """Run a gate for one visit, and return what has come through it."""
 
     async def story() -> SuperLink:
-        async with asyncio.timeout(HANGS), running(folder, limits, superlink) as place:
+        async with (
+            asyncio.timeout(HANGS),
+            running(folder, limits, superlink, proxied) as place,
+        ):
             await visit(place)
             return place.superlink
 

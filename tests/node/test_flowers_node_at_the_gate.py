@@ -1,9 +1,6 @@
 """Flower's own SuperNode speaks through the gate, and finds nothing missing."""
 
 import asyncio
-import socket
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +19,8 @@ from google.protobuf.message import Message as Proto
 from flwr_safedshb.flower.compat import set_process_run
 from flwr_safedshb.flower.object_tree import walk_tree
 from flwr_safedshb.node.flower_patches import fleet_api
-from flwr_safedshb.node.flower_patches.supernode import default_limits, keep_connections
-from flwr_safedshb.node.gate.http import Request, Response
-from flwr_safedshb.node.gate.limits import Limits
+from flwr_safedshb.node.gate.handlers import NodeSession
+from flwr_safedshb.node.gate.request import Request, Response
 from simulations.loopback.signing import Key, public_key_pem
 from tests.node.gates import RUN, Place, SuperLink, visited
 
@@ -94,7 +90,7 @@ def test_it_takes_a_message_and_its_reply_arrives_whole(tmp_path: Path) -> None:
         answer = await asyncio.to_thread(served, place, key, trusted)
         for name, part in get_all_nested_objects(answer).items():
             assert superlink.objects[name] == part.deflate()
-        assert not place.gate.listener.refusals
+        assert not place.gate.refusals
 
     visited(tmp_path, visit, superlink=superlink)
     assert superlink.names().count("confirm-message-received") == 1
@@ -115,57 +111,25 @@ def test_no_reply_is_lost_with_a_connection(
     async def visit(place: Place) -> None:
         answered = place.gate.handle_request
 
-        async def hang_up(request: Request) -> Response:
+        async def hang_up(request: Request, session: NodeSession) -> Response:
             name = request.path.rpartition("/")[2]
-            # A message that was given out to nobody is gone; it has cost nothing.
-            late = name not in ("pull-messages", "send-node-heartbeat")
-            for when in ("before", "after") if late else ("before",):
-                answer = await answered(request) if when == "after" else None
+            for when in ("before", "after"):
+                answer = await answered(request, session) if when == "after" else None
                 if (name, when) not in hung_up:
                     hung_up.add((name, when))
+                    place.cut(request)
                     raise EOFError
-            return answer or await answered(request)
+            assert answer is not None
+            return answer
 
-        place.gate.listener._handler = hang_up
+        monkeypatch.setattr(place.gate, "handle_request", hang_up)
         trusted = (tmp_path / "gate.crt").read_bytes()
         answer = await asyncio.to_thread(served, place, key, trusted)
         for name, part in get_all_nested_objects(answer).items():
             assert superlink.objects[name] == part.deflate()
 
     visited(tmp_path, visit, superlink=superlink)
-    calls = ("pull-object", "confirm-message-received", "push-messages", "push-object")
+    calls = ["pull-messages", "pull-object", "confirm-message-received"]
+    calls += ["push-messages", "push-object"]
     assert {(name, when) for name in calls for when in ("before", "after")} <= hung_up
     assert superlink.names().count("push-messages") == 1
-
-
-def test_a_node_that_is_there_needs_no_new_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another user of its machine may come from the same address, without pause."""
-    monkeypatch.setattr(default_limits(), "keepalive_expiry", 0.1)
-    keep_connections()
-    key = ec.generate_private_key(ec.SECP384R1())
-    trusted = tmp_path / "gate.crt"
-    found: list[object] = []
-
-    def work(place: Place) -> None:
-        with http_request_response(
-            f"127.0.0.1:{place.port}",
-            insecure=False,
-            root_certificates=trusted.read_bytes(),
-            authentication_keys=(key, key.public_key()),
-            max_retries=0,
-        ) as (_, receive, *_):
-            found.append(receive())
-            time.sleep(0.2)  # longer than what is idle would be kept
-            while not place.gate.listener.refusals["connections that came too fast"]:
-                with suppress(OSError):
-                    socket.create_connection(("127.0.0.1", place.port)).close()
-            found.append(receive())  # whose error would be swallowed
-
-    async def visit(place: Place) -> None:
-        await asyncio.to_thread(work, place)
-        assert len(found) == 2
-
-    limits = Limits(hold_seconds=0.05, poll_seconds=0.01, address_arrivals=1.0)
-    visited(tmp_path, visit, limits, asking(key))

@@ -1,15 +1,18 @@
 """What one node has pulled, the SuperLink need not read again for the others."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
+from flwr_safedshb.flower.object_tree import hash_object
 from flwr_safedshb.node.flower_patches.fleet_api import message_pb2
-from flwr_safedshb.node.gate.http import Response
 from flwr_safedshb.node.gate.object_cache import ObjectCache
+from flwr_safedshb.node.gate.request import Response
 from tests.node.gates import RUN, Place, question, visited
 
 
@@ -32,56 +35,75 @@ class Asked:
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
-def test_those_who_want_the_same_wait_for_the_one_who_asked() -> None:
-    objects, ask = ObjectCache(100), Asked(answer(b"a"))
+A = hash_object(b"a")
 
-    async def together() -> list[Response]:
-        return await asyncio.gather(*(objects.get("a", ask) for _ in range(5)))
+Fetch = Callable[[], Awaitable[Response]]
 
-    assert asyncio.run(together()) == [answer(b"a")] * 5
+
+async def got(objects: ObjectCache, name: str, ask: Fetch) -> bytes:
+    """Return the body of an object's response."""
+    with ExitStack() as resources:
+        return (await objects.get(name, resources, ask)).read_body()
+
+
+def test_those_who_want_the_same_wait_for_the_one_who_asked(tmp_path: Path) -> None:
+    objects, ask = ObjectCache(tmp_path, 100), Asked(answer(b"a"))
+
+    async def together() -> list[bytes]:
+        return await asyncio.gather(*(got(objects, A, ask) for _ in range(5)))
+
+    assert asyncio.run(together()) == [answer(b"a").body] * 5
     assert ask.times == 1
 
 
 @pytest.mark.parametrize("first", [answer(b""), Response(403)])
-def test_what_is_not_there_yet_is_asked_for_again(first: Response) -> None:
-    objects, ask = ObjectCache(100), Asked(first, answer(b"a"))
+def test_what_is_not_there_yet_is_asked_for_again(
+    first: Response, tmp_path: Path
+) -> None:
+    objects, ask = ObjectCache(tmp_path, 100), Asked(first, answer(b"a"))
 
-    async def twice() -> list[Response]:
-        return [await objects.get("a", ask), await objects.get("a", ask)]
+    async def twice() -> list[bytes]:
+        return [await got(objects, A, ask), await got(objects, A, ask)]
 
-    assert asyncio.run(twice()) == [first, answer(b"a")]
+    assert asyncio.run(twice()) == [first.body, answer(b"a").body]
 
 
-def test_who_asked_and_failed_does_not_stop_the_others() -> None:
-    objects, ask = ObjectCache(100), Asked(answer(b"a"))
+def test_who_asked_and_failed_does_not_stop_the_others(tmp_path: Path) -> None:
+    objects, ask = ObjectCache(tmp_path, 100), Asked(answer(b"a"))
 
     async def fail() -> Response:
         await asyncio.sleep(0.01)
         raise OSError
 
-    async def both() -> tuple[Response | BaseException, Response | BaseException]:
+    async def both() -> tuple[bytes | BaseException, bytes | BaseException]:
         return await asyncio.gather(
-            objects.get("a", fail), objects.get("a", ask), return_exceptions=True
+            got(objects, A, fail), got(objects, A, ask), return_exceptions=True
         )
 
     failed, found = asyncio.run(both())
     assert isinstance(failed, OSError)
-    assert found == answer(b"a")
+    assert found == answer(b"a").body
 
 
-def test_the_latest_are_kept_within_the_bytes_allowed() -> None:
-    objects = ObjectCache(3 * answer(b"a" * 50).size)
-    asks = {name: Asked(answer(name.encode() * 50)) for name in "abcd"}
+def test_the_latest_are_kept_within_the_bytes_allowed(tmp_path: Path) -> None:
+    contents = {letter: letter.encode() * 50 for letter in "abcd"}
+    asks = {letter: Asked(answer(each)) for letter, each in contents.items()}
+    most = 3 * answer(b"a" * 50).size
 
-    async def pull(names: str) -> None:
-        for name in names:
-            await objects.get(name, asks[name])
+    async def pull(objects: ObjectCache, letters: str) -> None:
+        for letter in letters:
+            await got(objects, hash_object(contents[letter]), asks[letter])
 
-    asyncio.run(pull("abcadab"))
-    assert {name: ask.times for name, ask in asks.items()} == {
+    asyncio.run(pull(ObjectCache(tmp_path, most), "abcadab"))
+    assert {letter: ask.times for letter, ask in asks.items()} == {
         **{"a": 1, "b": 2},
         **{"c": 1, "d": 1},
     }
+    # Another gate finds them, and nothing that was not finished.
+    (tmp_path / f".{A}").write_bytes(b"half")
+    asyncio.run(pull(ObjectCache(tmp_path, most), "dab"))
+    assert sum(ask.times for ask in asks.values()) == 5
+    assert len([*tmp_path.iterdir()]) == 3
 
 
 def test_only_who_was_given_a_message_gets_its_objects(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_a_long_call_without_an_object_is_not_read(name: str, tmp_path: Path) ->
             await writer.drain()  # the rest need not come
             assert b" 413 " in await reader.readline()
             writer.transport.abort()
-            refused = place.gate.listener.refusals
+            refused = place.gate.refusals
             assert refused["a long call that brings no object"] == 1
 
     visited(tmp_path, visit)
@@ -77,43 +77,6 @@ def test_a_model_of_many_arrays_gets_through(tmp_path: Path) -> None:
     visited(tmp_path, visit, limits)
 
 
-def test_who_is_closed_in_a_handshake_is_reset(tmp_path: Path) -> None:
-    """Else Flower's SuperNode takes it for an error of TLS, and drops its reply."""
-    limits = Limits(hold_seconds=0.05, poll_seconds=0.01, unknown_by_address=2)
-
-    async def ended(reader: asyncio.StreamReader) -> str:
-        try:
-            return f"{len(await reader.read())} bytes"
-        except ConnectionResetError:
-            return "reset"
-
-    async def visit(place: Place) -> None:
-        for hello in (b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"):
-            streams = []
-            for _ in range(3):
-                plain = await asyncio.open_connection("127.0.0.1", place.port)
-                plain[1].write(hello)
-                streams.append(plain)
-                await asyncio.sleep(0.05)
-            assert await ended(streams[0][0]) == "reset"
-            for _, writer in streams:
-                writer.transport.abort()
-            await asyncio.sleep(0.05)
-
-    visited(tmp_path, visit, limits)
-
-
-def test_who_takes_too_long_over_a_handshake_is_reset(tmp_path: Path) -> None:
-    async def visit(place: Place) -> None:
-        for hello in (b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"):
-            reader, writer = await asyncio.open_connection("127.0.0.1", place.port)
-            writer.write(hello)
-            with pytest.raises(ConnectionResetError):
-                await reader.read()
-
-    visited(tmp_path, visit, Limits(handshake_seconds=0.3))
-
-
 def test_calls_that_are_sent_ahead_are_answered_in_order(tmp_path: Path) -> None:
     async def visit(place: Place) -> None:
         async with place.node(ME) as node:
@@ -121,8 +84,9 @@ def test_calls_that_are_sent_ahead_are_answered_in_order(tmp_path: Path) -> None
             ask = fleet_pb2.PullMessagesRequest(node=node.proto()).SerializeToString()
             inside = b"POST /v1/control/start-run HTTP/1.1\r\ncontent-length: 0\r\n\r\n"
             writer.write(written(node, "pull-messages", ask) * 2 + inside)
-            answers = [await answered(reader) for _ in range(3)]
-            assert [status for status, _ in answers] == ["200", "200", "400"]
+            answers = [await answered(reader) for _ in range(2)]
+            assert [status for status, _ in answers] == ["200", "200"]
+            assert b" 400 " in await reader.readline()
             writer.transport.abort()
 
     assert {*visited(tmp_path, visit).names()} == {"activate-node", "pull-messages"}
@@ -154,7 +118,11 @@ def test_headers_that_say_a_second_thing(
             reader, writer = await place.connect()
             ask = fleet_pb2.PullMessagesRequest(node=node.proto()).SerializeToString()
             writer.write(written(node, "pull-messages", ask, header))
-            assert status in await reader.readline()
+            line = await reader.readline()
+            if b" 100 " in line:
+                await reader.readline()
+                line = await reader.readline()
+            assert status in line
             writer.transport.abort()
 
     superlink = visited(tmp_path, visit)

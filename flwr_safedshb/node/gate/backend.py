@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import httpx
 from google.protobuf.message import Message
 
 from flwr_safedshb.node.flower_patches import fleet_api
-from flwr_safedshb.node.gate.http import RejectedError, Request, Response, SpooledBody
-from flwr_safedshb.node.gate.limits import ByteQuota, Limits
+from flwr_safedshb.node.flower_patches.fleet_api import message_pb2
+from flwr_safedshb.node.gate.limits import Limits
 from flwr_safedshb.node.gate.object_cache import ObjectCache
+from flwr_safedshb.node.gate.request import RejectedError, Request, Response, make_file
 
 PREFIX = "/v1/fleet/"
 _TIMEOUT_SECONDS = 60.0
 _MAX_POLL_FACTOR = 10
+# Calls with an object that are on their way to the SuperLink, each in memory.
+_MAX_PUSHES = 2
 
 
 class Backend:
@@ -29,6 +34,8 @@ class Backend:
     trusted : SSLContext
         Which certificates it may show.
     limits : Limits
+    cache : Path
+        A folder for the objects that nodes pull.
     transport : optional
         In place of the network, for tests.
     """
@@ -38,6 +45,7 @@ class Backend:
         superlink: str,
         trusted: ssl.SSLContext,
         limits: Limits,
+        cache: Path,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.limits = limits
@@ -49,43 +57,39 @@ class Backend:
             trust_env=False,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
         )
-        self.objects = ObjectCache(limits.kept_bytes)
-        self._responses = ByteQuota(limits.node_buffered_bytes)
+        self.objects = ObjectCache(cache, limits.cached_bytes)
+        self._pushes = asyncio.Semaphore(_MAX_PUSHES)
         self._fetches = asyncio.Semaphore(limits.node_calls)
         self._has_work = asyncio.Event()
         self._num_waiting = 0
 
     async def call(
-        self,
-        calls: asyncio.Semaphore,
-        owner: str,
-        request: Request,
-        name: str,
-        to: Message,
+        self, calls: asyncio.Semaphore, request: Request, name: str, to: Message
     ) -> Response:
         """Make a call for a node, which has a few of them at a time."""
         async with calls:
-            return await self._call(request, name, to, owner)
+            return await self._call(request, name, to)
+
+    async def push(
+        self,
+        calls: asyncio.Semaphore,
+        request: Request,
+        make: Callable[[], message_pb2.PushObjectRequest],
+    ) -> Response:
+        """Push an object for a node; its bytes are read when it is their turn."""
+        async with calls, self._pushes:
+            return await self._call(request, "push-object", make())
 
     async def fetch(self, request: Request, name: str, to: Message) -> Response:
         """Make a call for all nodes: what slows one of them does not slow it."""
         async with self._fetches:
-            return await self._call(request, name, to, None)
+            return await self._call(request, name, to)
 
-    async def hold_quota(self, owner: str, request: Request, size: int) -> None:
-        """Wait until a response of so many bytes fits into a node's quota."""
-        if size > self.limits.unknown_body_bytes:
-            held = self._responses.hold(owner, size)
-            await request.resources.enter_async_context(held)
-
-    async def _call(
-        self, request: Request, name: str, message: Message, owner: str | None
-    ) -> Response:
+    async def _call(self, request: Request, name: str, message: Message) -> Response:
         headers = {
             k: v for k, v in request.headers.items() if k in fleet_api.REQUEST_HEADERS
         }
-        body = SpooledBody()
-        request.resources.callback(body.close)
+        body = request.resources.enter_context(make_file())
         try:
             async with self.client.stream(
                 "POST",
@@ -93,11 +97,8 @@ class Backend:
                 content=message.SerializeToString(deterministic=True),
                 headers=headers,
             ) as found:
-                if owner is not None:
-                    size = int(found.headers.get("content-length", 0))
-                    await self.hold_quota(owner, request, size)
                 async for chunk in found.aiter_bytes():
-                    body.append(chunk)
+                    body.write(chunk)
         except httpx.HTTPError as error:
             raise RejectedError(502, "the SuperLink does not answer") from error
         passed = tuple(

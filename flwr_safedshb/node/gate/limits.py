@@ -1,14 +1,11 @@
-"""How much of the gate a stranger, a node, and all of them together may take."""
+"""How much of the gate a node may take; what a stranger may, the proxy bounds."""
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import math
 import time
-from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import OrderedDict
 from dataclasses import dataclass, fields
 
 # Clients whose rate is remembered at a time.
@@ -28,37 +25,21 @@ class Limits:
     # The largest body of an unknown client's call, and of a call without an object,
     # beside the object names that a reply needs.
     unknown_body_bytes: int = 64 * 2**10
-    # Bodies and responses of one node on their way; beyond a few they are in files.
-    node_buffered_bytes: int = 24 * 2**20
-    # Bodies above `unknown_body_bytes` that are in memory at a time, of all nodes.
-    large_calls: int = 2
-    # Objects that have been pulled by a node, cached for others.
-    kept_bytes: int = 32 * 2**20
-    # Headers of one request, and their bytes.
+    # Objects of the server's that are cached in files.
+    cached_bytes: int = 2**30
+    # Headers of one request.
     headers: int = 32
-    header_bytes: int = 16 * 2**10
-    # Connections of unknown clients, in all and by address; the oldest is closed for a
-    # new one.
-    unknown_connections: int = 128
-    unknown_by_address: int = 48
-    # New connections a second, from all addresses where no node is known and from each
-    # address. Others are reset.
-    arrivals: float = 64.0
-    address_arrivals: float = 32.0
-    # Of one node: for a further connection its oldest is closed; a further call waits.
-    node_connections: int = 12
+    # Of one node, a further one waits: requests that are read, handled or answered at a
+    # time, and calls of the SuperLink.
+    node_requests: int = 12
     node_calls: int = 3
     # Calls a second, each a line in the SuperLink's log: of unknown clients from one
     # address, and of one node without and with an object. Others wait.
     introductions: float = 4.0
     calls: float = 20.0
     object_calls: float = 200.0
-    # For the TLS handshake, for the headers of a request, and between two requests of a
-    # node. Unknown clients have no second request to wait for.
-    handshake_seconds: float = 10.0
-    header_seconds: float = 10.0
-    idle_seconds: float = 120.0
-    # A body must come within the former plus what its size takes at the latter.
+    # A body must come, or be read, within the former plus what its size takes at the
+    # latter.
     body_seconds: float = 10.0
     body_bytes_per_second: float = 128 * 2**10
     # How long a call for work is held while there is none (Flower's client gives up
@@ -78,32 +59,9 @@ class Limits:
             if not value > 0:
                 raise ValueError(f"{field.name}={value} must be above 0")
 
-
-class ByteQuota:
-    """Bytes that each owner may hold at a time; whoever wants more waits."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._held: Counter[str] = Counter()
-        self._waiting: dict[str, deque[asyncio.Event]] = {}
-
-    @asynccontextmanager
-    async def hold(self, owner: str, size: int) -> AsyncIterator[None]:
-        """Wait until so many bytes fit (at most the quota), and hold them."""
-        size = min(size, self._max_bytes)
-        while self._held[owner] + size > self._max_bytes:
-            freed = asyncio.Event()
-            self._waiting.setdefault(owner, deque()).append(freed)
-            await freed.wait()
-        self._held[owner] += size
-        try:
-            yield
-        finally:
-            self._held[owner] -= size
-            if not self._held[owner]:
-                del self._held[owner]
-            for freed in self._waiting.pop(owner, ()):
-                freed.set()
+    def max_seconds(self, size: int) -> float:
+        """Return how long so many bytes may take, in or out."""
+        return self.body_seconds + size / self.body_bytes_per_second
 
 
 class RateLimiter:
@@ -130,16 +88,3 @@ class RateLimiter:
         """Wait until there is a token, and take it."""
         while not self.admit(client):
             await asyncio.sleep(1.0 / self._rate)
-
-
-def group_address(address: str) -> str:
-    """Return what counts as one address: of IPv6 the /64 that a line is given."""
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if isinstance(found, ipaddress.IPv4Address):
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.ip_network((int(found), 64), strict=False))

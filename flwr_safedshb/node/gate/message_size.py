@@ -76,6 +76,14 @@ def measure_object(content: bytes) -> ObjectPart:
     return ObjectPart(head.children, len(content), head.kind == "ArrayChunk", counts)
 
 
+def measure_servers_object(content: bytes) -> ObjectPart:
+    """Measure an object of the server, which may be larger than a node's."""
+    try:
+        return measure_object(content)
+    except ValueError:
+        return ObjectPart([], len(content), False, Counter())
+
+
 def measure_message(parts: Mapping[str, ObjectPart]) -> MessageSize:
     """Measure the message that objects make up."""
     known: dict[str, MessageSize] = {}

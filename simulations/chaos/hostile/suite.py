@@ -79,7 +79,9 @@ def attack_federation(
     rounds = ["be-silent"] * quiet + list(attacks)
     where = folder / "federation"
     say("a SuperLink, a gate and four SuperNodes start; the fifth is a program")
-    with Deployment(where, NODES, _CONFIG, APP, absent=[HOSTILE]) as federation:
+    with Deployment(
+        where, NODES, _CONFIG, APP, absent=[HOSTILE], proxied=True
+    ) as federation:
         assert federation.credentials is not None
         trial = FaultTrial(federation, folder / "run", seed, len(rounds), _TIMEOUT)
         trial.backoff = False

@@ -15,8 +15,9 @@ from cryptography.hazmat.primitives import serialization
 
 from flwr_safedshb.node.flower_patches import fleet_api
 from flwr_safedshb.node.flower_patches.runtime_client import Runtime, acquire_task
-from flwr_safedshb.node.gate.http import Request, Response
+from flwr_safedshb.node.gate.handlers import NodeSession
 from flwr_safedshb.node.gate.limits import Limits
+from flwr_safedshb.node.gate.request import Request, Response
 from flwr_safedshb.privacy.ledger.ledger import Ledger
 from simulations.chaos.app import TRACE
 from simulations.chaos.hostile import attacks
@@ -115,8 +116,10 @@ def _new_key() -> Key:
     return ec.generate_private_key(ec.SECP384R1())
 
 
-def test_an_insider_calls_again_over_a_new_connection(tmp_path: Path) -> None:
-    """The gate closes the oldest connection of a node with too many of them."""
+def test_an_insider_calls_again_over_a_new_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proxy may be started again in between."""
 
     async def visit(place: Place) -> None:
         key = key_file(tmp_path / "key", _new_key())
@@ -126,18 +129,20 @@ def test_an_insider_calls_again_over_a_new_connection(tmp_path: Path) -> None:
         await asyncio.to_thread(node.activate_node)
         answered, cut = place.gate.handle_request, iter((True, True, False))
 
-        async def hang_up(call: Request) -> Response:
+        async def hang_up(call: Request, session: NodeSession) -> Response:
             if next(cut):
+                place.cut(call)
                 raise EOFError
-            return await answered(call)
+            return await answered(call, session)
 
-        place.gate.listener._handler = hang_up
+        monkeypatch.setattr(place.gate, "handle_request", hang_up)
         assert (await asyncio.to_thread(node.send_heartbeat)).status_code == 200
 
     names = visited(tmp_path, visit).names()
     assert names == ["activate-node", "send-node-heartbeat"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", KINDS)
 def test_nodes_are_served_while_strangers_come(kind: str, tmp_path: Path) -> None:
     async def visit(place: Place) -> None:
@@ -150,10 +155,9 @@ def test_nodes_are_served_while_strangers_come(kind: str, tmp_path: Path) -> Non
                 async with place.node(OTHER) as other:
                     assert not (await other.pull()).messages_list
             await strangers
-            assert place.gate.listener.refusals.total() > 0
 
-    limits = Limits(hold_seconds=0.05, poll_seconds=0.02, header_seconds=0.5)
-    names = visited(tmp_path, visit, limits).names()
+    limits = Limits(hold_seconds=0.05, poll_seconds=0.02)
+    names = visited(tmp_path, visit, limits, proxied=True).names()
     assert {*names} <= {"activate-node", "pull-messages"}
 
 
