@@ -301,7 +301,8 @@ def _to_metrics(metrics: Mapping[str, object]) -> MetricRecord:
         {
             str(name): value
             for name, value in metrics.items()
-            if isinstance(value, int | float) and abs(value) < 2**63
+            if isinstance(value, float)
+            or (isinstance(value, int) and abs(value) < 2**63)
         }
     )
 

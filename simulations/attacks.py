@@ -1,4 +1,4 @@
-"""Attacks of the studies: a sleeper, and colluders who know what the server does.
+"""Attacks of the studies: none, a sleeper, and colluders who know what the server does.
 
 `Lookahead` knows the schedule, and plans for the model that the run returns.
 
@@ -9,9 +9,9 @@ the steps where it was: momentums change little from one to the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import ClassVar, Literal, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,22 @@ GENERATIONS, CHILDREN = 5, 24
 # How far the first children go, in units of the honest vectors' deviations, and which
 # part of their coordinates moves.
 STEP, MOVED = 0.3, 0.4
+
+
+@dataclass(frozen=True)
+class Honest(Attack):
+    """No attack: the adversaries follow the protocol, on copies of honest examples.
+
+    A rule still has to allow for f adversaries, so this is what its caution costs.
+    """
+
+    replaces_vectors: ClassVar[bool] = False
+
+    def craft_vectors(
+        self, honest: FloatArray, f: int, rng: np.random.Generator, aggregate: Aggregate
+    ) -> NoReturn:
+        """Refuse: what is sent follows from the honest protocol alone."""
+        raise TypeError("Honest adversaries make no vectors; let them train")
 
 
 @dataclass(frozen=True)
@@ -78,6 +94,41 @@ class Lookahead(Strongest):
     output: Literal["last", "average"] | None = None
     horizon: int = 100
     num_plans: int = 60
+
+
+@dataclass(frozen=True)
+class Worst(Attack):
+    """The attack that an experiment chooses by a rehearsal of its whole run.
+
+    No search within a step can tell which goal does the most harm in the end. So the
+    experiment is run once with each attack, with another seed, and the attack is taken
+    that leaves the returned model with the highest training loss. That is the worst of
+    those named, for the rule, the schedule and the output at hand, up to the chance of
+    one run; it is not the worst that there is.
+
+    Attributes
+    ----------
+    attacks : sequence of str
+        Names of ``conf/attack``, all on vectors.
+    seed : int
+        Added to that of the run.
+    """
+
+    attacks: Sequence[str] = ("strongest", "target", "lookahead", "sign-far")
+    seed: int = 1_000
+
+    def __post_init__(self) -> None:
+        if not self.attacks or self.seed < 1:
+            raise ValueError(
+                f"attacks={self.attacks} must name one or more, and seed={self.seed} "
+                "be at least 1"
+            )
+
+    def craft_vectors(
+        self, honest: FloatArray, f: int, rng: np.random.Generator, aggregate: Aggregate
+    ) -> FloatArray:
+        """Return what `Strongest` does: without a rehearsal there is no choice."""
+        return Strongest().craft_vectors(honest, f, rng, aggregate)
 
 
 @dataclass

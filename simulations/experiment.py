@@ -18,7 +18,7 @@ from torch import nn
 
 from flwr_safedshb.algorithm.answer_evaluation import PrivateEvaluation
 from flwr_safedshb.algorithm.norm_bound import NormBound
-from flwr_safedshb.attacks import Attack
+from flwr_safedshb.attacks import Attack, LabelFlip
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.randomness.noise import (
     Randomness,
@@ -67,7 +67,7 @@ def make_share(overrides: str, index: int) -> Share:
     cfg = compose_config(overrides)
     data = load_federation(overrides)
     examples = data.shards[index % len(data.shards)]
-    if index >= len(data.shards) and not make_attack(cfg).replaces_vectors:
+    if index >= len(data.shards) and isinstance(make_attack(cfg), LabelFlip):
         examples = flip_labels(examples, data.num_classes)
     return _share(cfg, _model_of_clients(overrides), examples, data.num_classes)
 

@@ -23,6 +23,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.console import Console
 
+from flwr_safedshb.algorithm.closing import describe_closing
 from simulations.check import check_study
 from simulations.command import lock_path, print_settings_errors
 from simulations.config import (
@@ -171,6 +172,9 @@ def _result(cfg: DictConfig, overrides: list[str], model: Path) -> RunRecord:
         report_rounds(lambda more: status.update(f"{words}: {more}")),
     ):
         progress = run(overrides, model)
+    # The first, about privacy, is said below from the plans themselves.
+    for _, line in [*describe_closing(progress)][1:]:
+        print(line)
     found = record.record(overrides, progress, time.perf_counter() - start)
     record.write(results, found)
     return found

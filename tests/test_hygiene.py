@@ -198,9 +198,17 @@ OPTIONAL = {"byzfl", "byzpy", "matplotlib", "prometheus_client"}
 TEMPLATE = {"new_app"}
 # Which lists of pyproject.toml each room may import from.
 ROOMS = {
-    "flwr_safedshb": ("compiled", "gate", "metrics"),
+    "flwr_safedshb": ("compiled", "gate", "metrics", "node"),
     "simulations": ("compiled", "gate", "simulation", "tensorboard"),
-    "tests": ("compiled", "metrics", "simulation", "tensorboard", "docs", "dev"),
+    "tests": (
+        "compiled",
+        "metrics",
+        "node",
+        "simulation",
+        "tensorboard",
+        "docs",
+        "dev",
+    ),
 }
 
 

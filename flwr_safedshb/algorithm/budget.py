@@ -134,6 +134,8 @@ class SimulatedBudget:
     def report_cost(self, request: TrainRequest) -> dict[str, float]:
         """Return the cost of as many steps as the request's number says."""
         delta = self.terms.delta
+        if self.plan.noise_multiplier == 0:
+            return _make_report(math.inf, 0.0 if delta is None else delta)
         if delta is None:
             return {}
         try:
@@ -189,7 +191,7 @@ def _cached_epsilon(plan: PrivacyPlan, steps: int, delta: float) -> float:
 
 
 def _make_report(epsilon: float, delta: float) -> dict[str, float]:
-    return {EPSILON: epsilon, DELTA: delta} if math.isfinite(epsilon) else {}
+    return {EPSILON: math.inf if math.isnan(epsilon) else epsilon, DELTA: delta}
 
 
 def _skip_report(error: Exception) -> dict[str, float]:

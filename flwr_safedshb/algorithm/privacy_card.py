@@ -9,6 +9,7 @@ section of one.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -130,7 +131,7 @@ class PrivacyCard:
                 "source": "the code of the app; nodes may have run another plan",
                 **self.plan.to_dict(),
                 "unit": get_unit(self.plan),
-                "statement": self.plan_statement and asdict(self.plan_statement),
+                "statement": self.plan_statement and _to_json(self.plan_statement),
             }
         return {
             "format": FORMAT,
@@ -139,9 +140,10 @@ class PrivacyCard:
             "model": self.model,
             "stated_by_nodes": {
                 "source": "the nodes, unproven, for this run alone",
-                "epsilon": max(stated.epsilons, default=None),
+                "epsilon": _to_number(max(stated.epsilons, default=None)),
                 "delta": max(stated.deltas, default=None),
                 **asdict(stated),
+                "epsilons": [_to_number(epsilon) for epsilon in stated.epsilons],
             },
             "plan": plan,
             "noise": self.noise,
@@ -316,6 +318,15 @@ def make_card(progress: Progress, rule: Rule, model: ArrayRecord) -> PrivacyCard
         ),
         not_covered=(*_list_settings(settings), *_NOT_COVERED),
     )
+
+
+def _to_json(statement: PrivacyStatement) -> dict[str, object]:
+    return {**asdict(statement), "epsilon": _to_number(statement.epsilon)}
+
+
+def _to_number(epsilon: float | None) -> float | str | None:
+    """Return an epsilon as a JSON value, which has no infinity."""
+    return "infinite" if epsilon == math.inf else epsilon
 
 
 def _write_text(text: str, file: BinaryIO) -> None:

@@ -7,7 +7,8 @@ each round and remembers what was sent to them; `aggregate_round` computes the r
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from logging import INFO, WARNING
@@ -29,6 +30,7 @@ from flwr.serverapp import Grid
 from flwr_safedshb.algorithm import wire
 from flwr_safedshb.algorithm.attendance import Attendance
 from flwr_safedshb.algorithm.checkpoint import load_matching, save
+from flwr_safedshb.algorithm.closing import log_closing
 from flwr_safedshb.algorithm.expectation import expect_run, log_once
 from flwr_safedshb.algorithm.output import add_to_mean, draw_index, select_output
 from flwr_safedshb.algorithm.participation import Cohort, split_risk
@@ -38,7 +40,6 @@ from flwr_safedshb.algorithm.plain_evaluation import (
     make_evaluation_content,
 )
 from flwr_safedshb.algorithm.privacy_card import PrivacyCard, make_card
-from flwr_safedshb.algorithm.privacy_report import log_privacy
 from flwr_safedshb.algorithm.private_evaluation import aggregate_evaluation
 from flwr_safedshb.algorithm.progress import NothingTrainedError, Progress, StopRun
 from flwr_safedshb.algorithm.receipt_book import ReceiptBook
@@ -52,6 +53,7 @@ from flwr_safedshb.algorithm.settings import (
     StrategySettings,
     check_initial_arrays,
     check_whole,
+    warn_of_no_adversaries,
     warn_of_plain_evaluation,
     warn_of_unused_config,
 )
@@ -161,6 +163,8 @@ class TrainingRun:
             template = self._set_progress(progress)
         step = progress.step = server_round + self.rounds_done - 1
         first = step == self.rounds_done
+        if first:
+            warn_of_no_adversaries(settings.num_malicious_nodes)
         progress.arrays = arrays
         self._stop_if_wanted(progress)
         if settings.output == "uniform" and step == draw_index(
@@ -307,6 +311,20 @@ class TrainingRun:
             self.progress.evaluate_clientapp[number] = metrics
         return metrics
 
+    @contextmanager
+    def name_interruption(self) -> Iterator[None]:
+        """Say what Ctrl-C leaves, and leave the frames of what was running out."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            rounds = "an open number of" if self.num_rounds is None else self.num_rounds
+            done = 0 if self.progress is None else self.progress.step
+            kept = "nothing was kept: give the strategy a checkpoint= to resume from"
+            if self.settings.checkpoint is not None:
+                kept = f"start the same run again to resume {self.settings.checkpoint}"
+            log(WARNING, "Interrupted after %d of %s rounds; %s", done, rounds, kept)
+            raise KeyboardInterrupt from None
+
     def finish(self) -> ArrayRecord:
         """Save the run and its privacy card, and return its model.
 
@@ -320,8 +338,7 @@ class TrainingRun:
             raise RuntimeError("finish needs begin before it")
         if settings.checkpoint is not None:
             save(Path(settings.checkpoint), progress)
-        last = progress.train.get(progress.step, MetricRecord())
-        log_privacy(last, settings.fraction_evaluate > 0.0)
+        log_closing(progress)
         rounds, skipped = len(progress.train), len(progress.skipped_rounds)
         if self._status is not None:
             self._status.end_run(progress)

@@ -262,6 +262,17 @@ def warn_of_unused_config(config: Mapping[str, object]) -> None:
         )
 
 
+def warn_of_no_adversaries(num_malicious: int) -> None:
+    """Warn that nothing is done against adversaries."""
+    if num_malicious == 0:
+        log(
+            WARNING,
+            "num_malicious_nodes=0: NO PROTECTION FROM ADVERSARIES, a single hostile "
+            "or broken node can ruin the model; set it to how many may be hostile, "
+            "fewer than half",
+        )
+
+
 def warn_of_plain_evaluation(fraction: float) -> None:
     """Warn that evaluations without noise are outside of any privacy guarantee."""
     if fraction > 0.0:

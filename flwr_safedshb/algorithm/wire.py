@@ -40,6 +40,9 @@ MAX_LOCAL_STEPS = 1000
 RUN_STEPS, RUN_EVALUATIONS = "run-steps", "run-evaluations"
 # Asks a node to report the privacy cost of the run; and the keys of its report.
 REPORT_PRIVACY, EPSILON, DELTA = "state-privacy", "epsilon", "delta"
+# In the same report of a simulated node, whose noise protects nobody: how many examples
+# were looked at, and how many of them cannot be used.
+SEEN, UNUSABLE = "examples-seen", "unusable-examples"
 # Asks a node for a receipt; and the keys of a receipt in the metrics of its reply.
 SIGN_RECEIPT = "sign-receipt"
 RECEIPT_KEYS = ("receipt", "receipt-signature", "receipt-key")

@@ -17,7 +17,14 @@ from flwr_safedshb.audit.hostile_values import (
     misplace_indices,
 )
 from flwr_safedshb.audit.target_model import Batch, TargetModel
-from flwr_safedshb.privacy.datasets import ArrayExamples, DrawnBatch, ItemExamples
+from flwr_safedshb.privacy.datasets import (
+    ArrayExamples,
+    DrawnBatch,
+    Examples,
+    ItemExamples,
+)
+from flwr_safedshb.privacy.owners import OwnedExamples
+from flwr_safedshb.privacy.randomness.noise import SeededRandomness
 
 # The form of a client's examples: a ready batch, whole arrays, or items.
 Form = Literal["batch", "arrays", "items"]
@@ -38,17 +45,20 @@ class Candidate:
     weights : list of Tensor
         All floating-point entries of the model's state, as the server sends them.
     batch : (inputs, targets)
-        `num_batches` batches of k examples in a row.
+        `num_batches` batches of k examples in a row, or of k persons with K each.
     replacements : (inputs, targets)
-        For each batch, the example that replaces its first one.
-    usable : Tensor of bool, shape (num_batches * k,)
+        For each batch, the example that replaces its first one, or the K examples that
+        replace those of its first person.
+    usable : Tensor of bool, as long as the batches
         False for empty places of the batches; the first place of each is never empty.
-    readable : Tensor of bool, shape (num_batches,)
+    readable : Tensor of bool, as long as the replacements
         Which of the replacements can be read.
     seed : int
         Seeds torch's generator in every pass.
     form : {"batch", "arrays", "items"}
         How the clipper gets the examples.
+    per_owner : int
+        K.
     """
 
     weights: list[torch.Tensor]
@@ -58,11 +68,12 @@ class Candidate:
     readable: torch.Tensor
     seed: int = 1
     form: Form = "batch"
+    per_owner: int = 1
 
     @property
     def num_batches(self) -> int:
         """The number of batches."""
-        return len(self.replacements[1])
+        return len(self.replacements[1]) // self.per_owner
 
     @property
     def first_batch(self) -> Batch:
@@ -73,7 +84,7 @@ class Candidate:
     @property
     def _is_first(self) -> torch.Tensor:
         count = len(self.batch[1])
-        return torch.arange(count) % (count // self.num_batches) == 0
+        return torch.arange(count) % (count // self.num_batches) < self.per_owner
 
     def replace_firsts(self) -> tuple[Batch, torch.Tensor]:
         """Return the batches with each first example replaced, and usable places."""
@@ -98,6 +109,8 @@ class Candidate:
         """
         inputs, targets = batch
         indices = np.arange(len(targets))
+        if self.per_owner > 1 and self.form != "batch":
+            return self._read_persons(batch, usable)
         if self.form == "arrays":
             return ArrayExamples(inputs, targets).read_batch(indices, usable.numpy())
         if self.form == "items":
@@ -105,6 +118,24 @@ class Candidate:
             items = ItemExamples(UnreadableItems(batch, usable), like=like)
             return items.read_batch(indices)
         return inputs.clone(), targets.clone(), usable
+
+    def _read_persons(self, batch: Batch, usable: torch.Tensor) -> DrawnBatch:
+        """Return a batch of persons as a client reads it.
+
+        With arrays, an example that is not usable is nobody's; so persons have fewer.
+        """
+        inputs, targets = batch
+        count = len(targets) // self.per_owner
+        owners = np.arange(len(targets)) // self.per_owner
+        examples: Examples = ArrayExamples(inputs, targets)
+        if self.form == "arrays":
+            owners = np.where(usable.numpy(), owners, -1)
+        else:
+            like = torch.zeros_like(inputs[0]), torch.zeros_like(targets[0])
+            examples = ItemExamples(UnreadableItems(batch, usable), like=like)
+        persons = OwnedExamples(examples, owners, count, self.per_owner)
+        randomness = SeededRandomness(self.seed)
+        return persons.read_batch(np.arange(count), None, randomness)
 
 
 class UnreadableItems(Dataset[object]):
@@ -148,11 +179,14 @@ def draw_ordinary(
     target: TargetModel, weights: list[torch.Tensor], rng: np.random.Generator
 ) -> Candidate:
     """Return batches of two as they occur in ordinary training."""
-    count = min(NUM_BATCHES[2], target.max_batches)
+    places = target.per_owner
+    count = min(NUM_BATCHES[2], target.max_batches) * places
     batch = cast_batch(target.draw(2 * count, rng), weights[0].dtype)
     replacements = cast_batch(target.draw(count, rng), weights[0].dtype)
     usable = torch.ones(2 * count, dtype=torch.bool)
-    return Candidate(weights, batch, replacements, usable, usable[:count])
+    return Candidate(
+        weights, batch, replacements, usable, usable[:count], per_owner=places
+    )
 
 
 def draw_candidate(
@@ -167,6 +201,8 @@ def draw_candidate(
     size = int(rng.choice(list(NUM_BATCHES), p=_SIZE_SHARES))
     # Now and then one batch alone, as a client has it.
     count = min(NUM_BATCHES[size], target.max_batches) if rng.random() < 0.9 else 1
+    places = target.per_owner
+    size *= places
     inputs, targets = cast_batch(target.draw(count * size, rng), dtype)
     batches = list(
         zip(torch.split(inputs, size), torch.split(targets, size), strict=True)
@@ -179,16 +215,21 @@ def draw_candidate(
     inputs, targets = map(torch.cat, zip(*batches, strict=True))
     if rng.random() < 0.3:
         targets = _mislabel(targets, rng)
-    replacements = cast_batch(target.draw(count, rng), dtype)
+    if places > 1 and rng.random() < 0.3:  # persons whose examples may cancel
+        inputs[1::2] = inputs[: len(inputs) // 2 * 2 : 2]
+    replacements = cast_batch(target.draw(count * places, rng), dtype)
     if rng.random() < 0.5:
         replacements = draw_hostile(replacements[0], rng), replacements[1]
     elif rng.random() < 0.5:  # opposites, as far away as it gets
-        firsts = inputs[::size]
+        firsts = inputs.view(count, size, *inputs.shape[1:])[:, :places].flatten(0, 1)
         opposites = -firsts if firsts.is_floating_point() else firsts
         replacements = opposites, replacements[1]
     if rng.random() < 0.3:
         replacements = replacements[0], _mislabel(replacements[1], rng)
-    usable, readable = torch.ones(len(targets), dtype=torch.bool), rng.random(count)
+    usable, readable = (
+        torch.ones(len(targets), dtype=torch.bool),
+        rng.random(count * places),
+    )
     if size > 1 and rng.random() < 0.3:
         usable = torch.from_numpy(rng.random(len(targets)) < 0.7)
         usable[::size] = True
@@ -200,6 +241,7 @@ def draw_candidate(
         torch.from_numpy(readable < 0.9),
         int(rng.integers(2**31)),
         FORMS[rng.choice(3, p=(0.5, 0.25, 0.25))],
+        places,
     )
 
 
@@ -229,7 +271,7 @@ def mutate_candidate(
     if kind == 4:
         form = FORMS[rng.integers(3)]
         return replace(parent, seed=int(rng.integers(2**31)), form=form)
-    drawn = target.draw(parent.num_batches, rng)
+    drawn = target.draw(len(parent.replacements[1]), rng)
     inputs, targets = cast_batch(drawn, parent.weights[0].dtype)
     return replace(parent, replacements=(draw_hostile(inputs, rng), targets))
 

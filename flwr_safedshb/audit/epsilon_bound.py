@@ -19,6 +19,7 @@ from torch import nn
 
 from flwr_safedshb.audit.target_model import ComposedModel
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
+from flwr_safedshb.privacy.owners import make_owned_examples
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.private_gradient import private_gradient
 from flwr_safedshb.privacy.randomness.noise import Randomness
@@ -37,7 +38,10 @@ PLANS = (
     PrivacyPlan(1.0, 1.0, 6, 8, clipping="ghost"),
     PrivacyPlan(1.0, 1.0, 6, 8, sampling="poisson"),
     PrivacyPlan(1.0, 0.5, 6, 8, sampling="poisson", adjacency="add-remove"),
+    PrivacyPlan(1.0, 1.0, 6, 8, unit="person"),
 )
+# Examples of each person, and of the canary in the dataset with it; and K.
+_EXAMPLES, _CANARY_EXAMPLES, _PLACES = 2, 7, 3
 
 
 def measure_epsilon(
@@ -168,17 +172,30 @@ def _release_vectors(
     ndarray, shape (trials,)
         What is released along the direction of the canary's gradient.
     """
-    size = _OVERSHOOT * plan.clip_norm
-    targets = torch.tensor(contributions * size, dtype=torch.float32).unsqueeze(1)
-    data = torch.ones_like(targets), targets
+    data, per_owner = _make_data(plan, _OVERSHOOT * plan.clip_norm * contributions)
     model = ComposedModel(lambda model, x: model.affine(x), affine=nn.Linear(1, 1))
-    gradients = ClippedGradients(model, _linear_loss, plan.clip_norm, plan.clipping)
+    terms = plan.clip_norm, plan.clipping, per_owner
+    gradients = ClippedGradients(model, _linear_loss, *terms)
     released = np.empty(trials)
     for trial in range(trials):
         layers = private_gradient(gradients, data, plan, randomness)
         released[trial] = sum(float(layer.sum()) for layer in layers) / math.sqrt(2)
         progress(1)
     return released
+
+
+def _make_data(plan: PrivacyPlan, values: Floats) -> tuple[object, int]:
+    """Return a dataset whose examples, or persons, have these targets; and K."""
+    owners = np.arange(len(values))
+    if plan.unit == "person":
+        counts = np.full(len(values), _EXAMPLES)
+        counts[0] = _CANARY_EXAMPLES if values[0] > 0 else _EXAMPLES
+        owners = np.repeat(owners, counts)
+    targets = torch.tensor(values[owners], dtype=torch.float32).unsqueeze(1)
+    data = torch.ones_like(targets), targets
+    if plan.unit == "example":
+        return data, 1
+    return make_owned_examples(data, owners, _PLACES), _PLACES
 
 
 def _linear_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ The promise under test: whatever the weights and the examples are, in the sums t
 - removing one example (its place stays, empty) changes a sum by at most C; for an
   example alone this is the norm of its contribution;
 - replacing one example by another changes a sum by at most 2C;
+- both hold for a person with K places, whatever the numbers of their examples are;
 - no call depends on what an earlier call was given, or changes the model;
 - a model that keeps values of examples is refused.
 
@@ -25,11 +26,11 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 import torch
-from torch import nn
 
 from flwr_safedshb.audit.candidate import (
     Candidate,
@@ -46,10 +47,8 @@ from flwr_safedshb.privacy.bad_examples import silence_log
 from flwr_safedshb.privacy.batches import Example
 from flwr_safedshb.privacy.clipping.gradients import (
     ClippedGradients,
-    Loss,
     UnsupportedModelError,
 )
-from flwr_safedshb.privacy.plan import Clipping
 from flwr_safedshb.stop_signal import reraise_stop
 
 CLIP_NORMS = (1.0, 0.1, 1000.0)
@@ -75,7 +74,8 @@ class Clipper(Protocol):
 
 
 Archive = list[tuple[float, int, Candidate]]  # a heap by score, the least first
-MakeClipper = Callable[[nn.Module, Loss, float, Clipping], Clipper]
+# Of model, loss, clip norm and clipping; for persons also of per_owner.
+MakeClipper = Callable[..., Clipper]
 
 
 class Float32Sums(ClippedGradients):
@@ -266,6 +266,8 @@ class _Bench:
         self.model = target.make().to(dtype)
         self.start = [entry.clone() for entry in float_entries(self.model)]
         self.slack = RoundingSlack(self.model, target.loss)
+        if target.per_owner > 1:
+            make_clipper = partial(make_clipper, per_owner=target.per_owner)
         self.clipper = make_clipper(self.model, target.loss, clip_norm, target.clipping)
 
     def measure(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import Progress
+from torch import nn
 
 from flwr_safedshb.audit import epsilon_bound
 from flwr_safedshb.audit.epsilon_bound import measure_epsilon
@@ -25,7 +26,7 @@ from flwr_safedshb.audit.messages import send_odd_messages, send_to_bad_examples
 from flwr_safedshb.audit.outcomes import Outcomes
 from flwr_safedshb.audit.report import Report, Row, hash_code
 from flwr_safedshb.audit.sensitivity_search import SearchResult, search_sensitivity
-from flwr_safedshb.audit.target_model import TargetModel
+from flwr_safedshb.audit.target_model import TargetModel, floats
 from flwr_safedshb.audit.timing import MODELS, Timing, measure_times
 from flwr_safedshb.audit.zoo import (
     layers,
@@ -37,6 +38,14 @@ from flwr_safedshb.audit.zoo import (
 )
 from flwr_safedshb.privacy.randomness.noise import SecureRandomness, SeededRandomness
 
+# Of the search over persons: K, the most batches at once, and a model of which a person
+# has three pairs of vectors for each layer.
+_PER_OWNER, _MAX_OWNER_BATCHES = 3, 24
+_WIDE = TargetModel(
+    "wide MLP",
+    lambda: nn.Sequential(nn.Linear(24, 40), nn.Tanh(), nn.Linear(40, 24)),
+    floats(24, classes=24),
+)
 Advance = Callable[[int], object]  # moves a progress bar forward
 ZOO = tuple(
     target
@@ -215,6 +224,26 @@ def make_search_row(
     return Row(name, result.isolation, result.candidates, figures, broken)
 
 
+def make_owner_tasks(settings: Settings, only: Sequence[str] = ()) -> Iterator[Task]:
+    """Return a sensitivity search over persons for each model that is trained."""
+    chosen = [
+        replace(target, per_owner=_PER_OWNER, max_batches=_MAX_OWNER_BATCHES)
+        for target in (_WIDE, *layers.MODELS, *randomised.MODELS, *raising.MODELS)
+        if not only or any(part.lower() in target.name.lower() for part in only)
+    ]
+    for target in chosen:
+        run = partial(_search_owners, target, settings)
+        yield Task(target.name, settings.candidates, run)
+
+
+def _search_owners(
+    target: TargetModel, settings: Settings, advance: Advance
+) -> Iterator[Row]:
+    count, seed = settings.candidates, settings.seed
+    result = search_sensitivity(target, count, seed, progress=advance)
+    yield make_search_row(target.name, result, None)
+
+
 def make_request_tasks(settings: Settings, only: Sequence[str] = ()) -> Iterator[Task]:
     """Return a task for each kind of odd request to a node or a ledger."""
     kinds: dict[str, Callable[[], Outcomes]] = {
@@ -285,7 +314,8 @@ def _measure_epsilons(settings: Settings, advance: Advance) -> Iterator[Row]:
         accounted = plan.epsilon(1, delta)
         holds = measured <= accounted
         yield Row(
-            f"{plan.sampling}, {plan.adjacency}, {plan.clipping}",
+            "by person, " * (plan.unit == "person")
+            + f"{plan.sampling}, {plan.adjacency}, {plan.clipping}",
             "holds" if holds else "VIOLATED",
             trials,
             {"measured": measured, "accounted": accounted},
@@ -340,6 +370,14 @@ SUITES: dict[str, Suite] = {
         ("trials", "delta", "confidence", "secure", "seed"),
         ("privacy/**/*.py", *_AUDIT),
         make_epsilon_tasks,
+    ),
+    "owners": Suite(
+        "Can one person move a clipped sum by more than the bound?",
+        "candidates",
+        {"worst / C": format_ratio, "worst / 2C": format_ratio},
+        ("candidates", "seed"),
+        (*_CLIPPING, *_AUDIT),
+        make_owner_tasks,
     ),
 }
 

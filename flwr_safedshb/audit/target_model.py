@@ -43,6 +43,8 @@ class TargetModel:
         Whether the search may follow gradients, which takes second derivatives.
     max_batches : int
         The most batches to measure at once.
+    per_owner : int
+        K: with more than 1 the unit is a person, who has K places in a batch.
     must_refuse : bool
         Whether `ClippedGradients` must refuse it, as it must a model that keeps values
         of examples.
@@ -56,6 +58,7 @@ class TargetModel:
     clipping: Clipping = "per-example"
     optimise: bool = True
     max_batches: int = 72
+    per_owner: int = 1
     must_refuse: bool = False
 
 

@@ -183,10 +183,16 @@ class PrivacyPlan:
             )
         return replace(self, clip_norm=1.0, clipping="per-example", adjacency=adjacency)
 
-    def epsilon(self, steps: int, delta: float) -> float:
-        """Return epsilon of ``steps`` releases (T); infinite without noise."""
+    def epsilon(self, steps: int, delta: float, group: int = 1) -> float:
+        """Return epsilon of ``steps`` releases (T); infinite without noise.
+
+        With ``group`` it is for as many examples at once, such as all that one person
+        may have: an upper bound where the unit is not the person.
+        """
         from flwr_safedshb.privacy.accounting import accountant
 
+        if group != 1:
+            return accountant.compute_group_epsilon(self, steps, delta, group)
         return accountant.compute_epsilon([(self, steps)], delta)
 
     def statement(self, steps: int, delta: float) -> PrivacyStatement:

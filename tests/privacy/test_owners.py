@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from flwr_safedshb.privacy.batches import DatasetError
+from flwr_safedshb.privacy.batches import DatasetError, Example
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.evaluation import Question, private_counts
 from flwr_safedshb.privacy.owners import OwnedExamples, make_owned_examples
@@ -25,6 +25,7 @@ from flwr_safedshb.privacy.randomness.noise import (
     SecureRandomness,
     SeededRandomness,
 )
+from flwr_safedshb.privacy.samplers.standard import Fixed
 from tests.clipping import cross_entropy
 
 torch.set_num_threads(1)
@@ -195,13 +196,12 @@ def test_a_step_is_the_definition() -> None:
     assert np.allclose(mine, total.numpy(), atol=1e-6)
 
 
-@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
-def test_exchanging_all_examples_of_a_person_moves_a_gradient_by_twice_the_clip(
-    sampling: str,
-) -> None:
+def find_largest_move(sampling: str, seeds: int = 30) -> float:
+    """Return how far exchanging a person moves a gradient, in units of 2C/b."""
+    torch.manual_seed(0)
     model, worst = nn.Linear(4, 3), 0.0
     plan = PrivacyPlan(0.5, 0.0, 6, 10, sampling=sampling, unit="person")
-    for seed in range(30):
+    for seed in range(seeds):
         found = []
         for own, first in ((seed, 1 + seed % 7), (seed + 100, 1 + seed % 5)):
             data, _ = make_data(own, first)
@@ -210,7 +210,64 @@ def test_exchanging_all_examples_of_a_person_moves_a_gradient_by_twice_the_clip(
             )
             found.append(np.concatenate([part.ravel() for part in layers]))
         worst = max(worst, float(np.linalg.norm(found[0] - found[1])))
-    assert 0.5 / 6 < worst <= 2 * 0.5 / 6
+    return worst * 6 / (2 * 0.5)
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_exchanging_all_examples_of_a_person_moves_a_gradient_by_twice_the_clip(
+    sampling: str,
+) -> None:
+    assert 0.5 < find_largest_move(sampling) <= 1.0
+
+
+def clip_by_example(patch: pytest.MonkeyPatch) -> None:
+    """Clip every example of a person, and not the mean of them."""
+    own = ClippedGradients.consume_batch
+
+    def consume(
+        self: ClippedGradients, batch: Example, groups: int = 1, usable: object = None
+    ) -> torch.Tensor:
+        self.per_owner = 1
+        total = own(self, batch, groups, usable)  # type: ignore[arg-type]
+        self.per_owner = K
+        return total
+
+    patch.setattr(ClippedGradients, "consume_batch", consume)
+
+
+def draw_twice(patch: pytest.MonkeyPatch) -> None:
+    """Draw every person of a batch twice."""
+    own = Fixed.draw
+
+    def draw(
+        self: Fixed, plan: PrivacyPlan, randomness: Randomness
+    ) -> NDArray[np.int64]:
+        half = own(self, plan, randomness)[: plan.batch_size // 2]
+        return np.concatenate([half, half])
+
+    patch.setattr(Fixed, "draw", draw)
+
+
+def spread_places(patch: pytest.MonkeyPatch) -> None:
+    """Put the examples of a person into the places of several."""
+    own = OwnedExamples._draw_places
+
+    def draw(
+        self: OwnedExamples, chosen: NDArray[np.int64], randomness: Randomness
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        rows, present = own(self, chosen, randomness)
+        order = np.arange(len(rows)).reshape(-1, K).T.ravel()
+        return rows[order], present[order]
+
+    patch.setattr(OwnedExamples, "_draw_places", draw)
+
+
+@pytest.mark.parametrize("plant", [clip_by_example, draw_twice, spread_places])
+def test_planted_defects_move_a_gradient_further(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    assert find_largest_move("fixed") > 1.05
 
 
 @pytest.mark.parametrize(

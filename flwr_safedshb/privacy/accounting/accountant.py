@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from numbers import Integral
 
 from flwr_safedshb.privacy.accounting import pld
 from flwr_safedshb.privacy.accounting.ranges import (
@@ -26,6 +27,8 @@ from flwr_safedshb.privacy.plan import (
 Charges = Sequence[tuple[PrivacyPlan, int]]
 Totals = dict[PrivacyPlan, int]
 Bound = Callable[[pld.Steps, float], float]
+# The most examples of a group.
+_MAX_GROUP = 200
 EpsilonFunction = Callable[[Charges, float, PrivacyUnit | None], float]
 
 
@@ -84,6 +87,31 @@ def bound_epsilon(
     If this bound fits a budget, `compute_epsilon` fits, too.
     """
     return maximize_over_parts(pld.compute_moment_epsilon, charges, delta, unit)
+
+
+def compute_group_epsilon(
+    plan: PrivacyPlan, steps: int, delta: float, group: int
+) -> float:
+    """Return epsilon of ``steps`` releases about ``group`` examples, or persons.
+
+    It is an upper bound for all examples of somebody whom the plan does not know.
+    """
+    whole = isinstance(group, Integral) and not isinstance(group, bool)
+    if not whole or not 1 <= group <= min(_MAX_GROUP, plan.num_examples):
+        raise ValueError(
+            f"group={group!r} must be an integer from 1 to "
+            f"{min(_MAX_GROUP, plan.num_examples)}, of the examples in the plan"
+        )
+    delta, steps = check_delta(delta), check_steps(steps)
+    if not steps:
+        return 0.0
+    if plan.noise_multiplier == 0:
+        return math.inf
+    found = [
+        pld.compute_pld_epsilon([(pair, steps)], delta)
+        for pair in plan.sampler.group_pairs(plan, group)
+    ]
+    return max(epsilon if epsilon >= 0 else math.inf for epsilon in found)
 
 
 def state_epsilon(

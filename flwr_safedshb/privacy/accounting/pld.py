@@ -40,14 +40,14 @@ from flwr_safedshb.privacy.accounting.privacy_loss import (
     ORDERS,
     POSITIVE_ORDERS,
     Floats,
+    Pair,
     compute_log_moments,
     discretize_step,
     measure_scales,
 )
 from flwr_safedshb.privacy.accounting.ranges import MAX_STEPS
-from flwr_safedshb.privacy.samplers import DominatingPair
 
-Steps = Sequence[tuple[DominatingPair, int]]
+Steps = Sequence[tuple[Pair, int]]
 
 # log c_r for each positive order, where 1 - e^-y <= c_r e^(r y) for all y > 0:
 # c_r = r^r / (1+r)^(1+r).
@@ -106,9 +106,7 @@ def compute_filter_moments(steps: Steps, delta: float) -> tuple[Floats, float]:
 
 # Cached: a plan, its statement and the ledger that charges it ask for the same epsilon.
 @lru_cache(maxsize=1024)
-def _compute_pld_epsilon(
-    steps: tuple[tuple[DominatingPair, int], ...], delta: float
-) -> float:
+def _compute_pld_epsilon(steps: tuple[tuple[Pair, int], ...], delta: float) -> float:
     composition = _compose_steps(steps, delta)
     bound = composition.compute_moment_epsilon()
     if not bound < math.inf or len(steps) > _MAX_PLANS:
@@ -128,7 +126,7 @@ class _StepGroup:
 
     Attributes
     ----------
-    pair : DominatingPair
+    pair : DominatingPair or GroupPair
     count : int
     spacing : float
         Of the grid; a power of two.
@@ -136,7 +134,7 @@ class _StepGroup:
         At most 2^-tail_exponent of a step's mass is truncated (`discretize_step`).
     """
 
-    pair: DominatingPair
+    pair: Pair
     count: int
     spacing: float
     tail_exponent: int
@@ -249,7 +247,7 @@ def _reduce_delta(delta: float) -> float:
     return math.log(delta * (1.0 - 2 * _TAIL_SHARE))
 
 
-def _choose_spacing(pair: DominatingPair) -> float:
+def _choose_spacing(pair: Pair) -> float:
     typical, largest = measure_scales(pair)
     # The points of a grid are int64 multiples of the spacing.
     finest = max(typical / _POINTS_PER_LOSS, _FINEST_SPACING, largest * 2.0**-48)

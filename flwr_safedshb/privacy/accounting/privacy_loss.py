@@ -26,7 +26,19 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from flwr_safedshb.privacy.samplers import DominatingPair, Mixture, MixturePair
+from flwr_safedshb.privacy.accounting.group_loss import (
+    compute_divergences,
+    compute_typical_loss,
+    find_greatest_loss,
+)
+from flwr_safedshb.privacy.samplers import (
+    DominatingPair,
+    GroupPair,
+    Mixture,
+    MixturePair,
+)
+
+Pair = DominatingPair | GroupPair
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -41,6 +53,8 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 # Each probability is multiplied by it, to cover the error of the quadrature.
 _RAISED = 1.0 + 1e-12
 _BISECTIONS = 60
+# For groups, whose masses are differences of divergences.
+_GROUP_RAISED = 1.0 + 1e-9
 
 # Orders of the moments of the loss, three in an octave, both signs and 0.
 POSITIVE_ORDERS: Floats = 2.0 ** np.arange(-12, 24, 1 / 3)
@@ -75,9 +89,7 @@ def _log_sum_exp(exponents: Floats) -> float:
 
 
 @lru_cache(maxsize=32)
-def discretize_step(
-    pair: DominatingPair, spacing: float, tail_exponent: int
-) -> LossDistribution:
+def discretize_step(pair: Pair, spacing: float, tail_exponent: int) -> LossDistribution:
     """Return the loss distribution of one step, truncated at large losses.
 
     Parameters
@@ -98,7 +110,7 @@ def discretize_step(
 
 @lru_cache(maxsize=8192)
 def compute_log_moments(
-    pair: DominatingPair, spacing: float, tail_exponent: int
+    pair: Pair, spacing: float, tail_exponent: int
 ) -> tuple[Floats, float]:
     """Return log E[e^(r L)] for every r of ``ORDERS``, and the slack of L.
 
@@ -114,8 +126,10 @@ def compute_log_moments(
 
 
 @lru_cache(maxsize=16)
-def _discretize_whole_step(pair: DominatingPair, spacing: float) -> LossDistribution:
+def _discretize_whole_step(pair: Pair, spacing: float) -> LossDistribution:
     """Return the loss distribution of one step on multiples of ``spacing``."""
+    if isinstance(pair, GroupPair):
+        return _discretize_group(pair, spacing)
     # Positive and negative losses have a dominating pair of their own; 0 is a point.
     above, below = _LossFunction(pair.above), _LossFunction(pair.below)
     points = _make_points(below.least / spacing, above.greatest / spacing)
@@ -132,12 +146,39 @@ def _discretize_whole_step(pair: DominatingPair, spacing: float) -> LossDistribu
     return LossDistribution(spacing, points[there], masses[there] * _RAISED, slack)
 
 
+def _discretize_group(pair: GroupPair, spacing: float) -> LossDistribution:
+    """Return the loss distribution that has a group's divergence at every point.
+
+    A divergence is convex in e^epsilon, so between two points it is at most on the line
+    between them. The distribution whose divergence has these lines has a mass at each
+    point: e^epsilon times the difference of the slopes. That of -epsilon is e^-epsilon
+    times it, because the datasets may be exchanged.
+    """
+    points = _make_points(0.0, find_greatest_loss(pair) / spacing)
+    points = points[points >= 0]
+    losses: Floats = np.multiply(points, spacing, dtype=np.float64)
+    falls = -np.diff(compute_divergences(pair, losses), append=0.0)
+    steps = np.diff(losses)
+    upper = np.append(falls[:-1] / np.expm1(steps), 0.0)[1:]
+    masses = np.maximum(falls[:-1] / -np.expm1(-steps) - upper, 0.0)
+    lower = masses * np.exp(-losses[1:])
+    rest = max(0.0, 1.0 - masses.sum() - lower.sum())
+    points = np.concatenate([-points[:0:-1], points])
+    masses = np.concatenate([lower[::-1], [rest], masses])
+    there = masses > 0
+    slack = 8 * np.finfo(float).eps * (1.0 + float(losses[-1]))
+    raised = masses[there] * _GROUP_RAISED
+    return LossDistribution(spacing, points[there], raised, slack)
+
+
 @lru_cache(maxsize=8192)
-def measure_scales(pair: DominatingPair) -> tuple[float, float]:
+def measure_scales(pair: Pair) -> tuple[float, float]:
     """Return the typical loss of one step, sqrt(log E[e^L]), and the largest, max |L|.
 
     E[e^L] gives a divergence, so it is no larger for a step that the pair dominates.
     """
+    if isinstance(pair, GroupPair):
+        return compute_typical_loss(pair), find_greatest_loss(pair)
     loss = _LossFunction(pair.above)
     x, weights = loss.place_nodes(loss.find_breaks())
     exponents = np.log(loss.compute_density(x) * weights + 1e-300) + loss(x)

@@ -61,6 +61,22 @@ class DominatingPair:
     below: MixturePair
 
 
+@dataclass(frozen=True)
+class GroupPair:
+    """A bound of one fixed-size step about a group of examples (`group_loss`).
+
+    Attributes
+    ----------
+    weights : tuple of float
+        The probability that j of the group are drawn, from j = 0.
+    std : float
+        Standard deviation of the noise, in units of 2C/b.
+    """
+
+    weights: tuple[float, ...]
+    std: float
+
+
 class Sampler(ABC):
     """One way to draw batches, without state.
 
@@ -122,6 +138,12 @@ class Sampler(ABC):
             Usually one. Two, if adding and removing an example are bounded separately:
             the steps of a run are composed within each, and the worse one counts.
         """
+
+    def group_pairs(
+        self, plan: PrivacyPlan, group: int
+    ) -> tuple[DominatingPair | GroupPair, ...]:
+        """Bound one step about `group` examples that are all exchanged, or left out."""
+        raise ValueError(f"sampling={self.name!r} has no bound for groups of examples")
 
     @abstractmethod
     def dp_event(self, plan: PrivacyPlan) -> tuple[DpEvent, NeighboringRelation]:

@@ -6,7 +6,12 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flwr_safedshb.privacy.samplers import DominatingPair, MixturePair, Sampler
+from flwr_safedshb.privacy.samplers import (
+    DominatingPair,
+    GroupPair,
+    MixturePair,
+    Sampler,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,6 +51,15 @@ class Fixed(Sampler):
         above = MixturePair(((1 - rate, 0.0), (rate, 1.0)), without, std)
         below = MixturePair(without, ((1 - rate, 0.0), (rate, -1.0)), std)
         return (DominatingPair(above, below),)
+
+    def group_pairs(self, plan: PrivacyPlan, group: int) -> tuple[GroupPair, ...]:
+        """Bound one step about a group: of its examples, j are in the batch."""
+        from scipy.stats import hypergeom
+
+        most = range(min(group, plan.batch_size) + 1)
+        drawn = hypergeom(plan.num_examples, group, plan.batch_size)
+        weights = tuple(float(drawn.pmf(j)) for j in most)
+        return (GroupPair(weights, plan.noise_multiplier),)
 
     def dp_event(self, plan: PrivacyPlan) -> tuple[DpEvent, NeighboringRelation]:
         """Describe one step; its multiplier is noise over sensitivity, as a plan's."""
@@ -88,6 +102,28 @@ class Poisson(Sampler):
         rate, std = plan.sampling_rate, _noise_in_clips(plan)
         without = ((1.0, 0.0),)
         one, other = (((1 - rate, 0.0), (rate, mean)) for mean in (1.0, -1.0))
+        if plan.adjacency == "replace-one":
+            pairs = [MixturePair(one, other, std)]
+        else:
+            pairs = [MixturePair(one, without, std), MixturePair(without, other, std)]
+        return tuple(DominatingPair(pair, pair) for pair in pairs)
+
+    def group_pairs(self, plan: PrivacyPlan, group: int) -> tuple[DominatingPair, ...]:
+        """Bound one step about a group, of which j are in the batch, in units of C/b.
+
+        Given j and i of them, the means are at most j + i apart (j, for a group that is
+        left out). The mass of each pair (j, i) can be shared out so that both mixtures
+        have the ratio of their densities at one point, whatever that is, because the
+        ratio of N(j) and N(-i) is a function of j times one of i. So no divergence is
+        larger than that of examples which all pull one way.
+        """
+        from scipy.stats import binom
+
+        std, drawn = _noise_in_clips(plan), binom(group, plan.sampling_rate)
+        weights = [(float(drawn.pmf(j)), float(j)) for j in range(group + 1)]
+        one = tuple(weights)
+        other = tuple((weight, -mean) for weight, mean in weights)
+        without = ((1.0, 0.0),)
         if plan.adjacency == "replace-one":
             pairs = [MixturePair(one, other, std)]
         else:
@@ -143,7 +179,12 @@ class Whole(Sampler):
 
     def dominating_pairs(self, plan: PrivacyPlan) -> tuple[DominatingPair, ...]:
         """Bound one release: the Gaussian mechanism, whose sensitivity is the unit."""
-        pair = MixturePair(((1.0, 1.0),), ((1.0, 0.0),), plan.noise_multiplier)
+        return self.group_pairs(plan, 1)
+
+    def group_pairs(self, plan: PrivacyPlan, group: int) -> tuple[DominatingPair, ...]:
+        """Bound one release about a group: it moves by as many units."""
+        moved = ((1.0, float(group)),)
+        pair = MixturePair(moved, ((1.0, 0.0),), plan.noise_multiplier)
         return (DominatingPair(pair, pair),)
 
     def dp_event(self, plan: PrivacyPlan) -> tuple[DpEvent, NeighboringRelation]:
