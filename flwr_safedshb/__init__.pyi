@@ -38,6 +38,7 @@ from .attacks import (
     MinSum as MinSum,
     NonFinite as NonFinite,
     PushPlanner as PushPlanner,
+    SignFar as SignFar,
     SignFlip as SignFlip,
     Strongest as Strongest,
     Target as Target,

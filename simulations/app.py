@@ -8,6 +8,9 @@ engine cannot carry a run config.
 from __future__ import annotations
 
 import copy
+import math
+import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,16 +21,20 @@ from flwr.serverapp import Grid, ServerApp
 from omegaconf import DictConfig
 
 from flwr_safedshb.algorithm.privacy_card import PrivacyCard, privacy_card
+from flwr_safedshb.algorithm.progress import RunResult
 from flwr_safedshb.app import client_app as private_client_app
 from flwr_safedshb.client import SafeDSHBClient
 from flwr_safedshb.simulation.adversarial import AdversarialGrid
+from flwr_safedshb.simulation.batched import BatchedGrid
 from simulations.adversaries import inform_attack
+from simulations.attacks import Worst
 from simulations.check import check
 from simulations.config import compose_config
 from simulations.experiment import (
     build_untrained,
     is_attacked,
     load_federation,
+    make_attack,
     make_own_share,
     make_share,
     make_strategy,
@@ -63,9 +70,44 @@ def serve(overrides: str, grid: Grid) -> None:
     """Train on the nodes of the grid; the model is left in ``cfg.checkpoint``."""
     check(overrides)
     cfg, data = compose_config(overrides), load_federation(overrides)
+    result = train(overrides, grid)
+    if result.card is not None and cfg.checkpoint is not None:
+        card = add_plan(result.card, cfg, data.sizes)
+        card.write(Path(cfg.checkpoint).with_suffix(".privacy"))
+
+
+def rehearse(overrides: str, attack: Worst) -> str:
+    """Run an experiment with each attack; return its overrides with the worst one."""
+    cfg, losses = compose_config(overrides), dict[str, float]()
+    other = {"seed": cfg.seed + attack.seed, "engine": "batched", "checkpoint": "null"}
+    for name in attack.attacks:
+        text = _replace(overrides, attack=name, **other)
+        grid = BatchedGrid(make_client_app(text), cfg.num_nodes, seed=cfg.seed)
+        model, data = copy.deepcopy(build_untrained(text)), load_federation(text)
+        model.load_state_dict(train(text, grid).arrays.to_torch_state_dict())
+        loss = training_loss(model, data.training, data.sizes, cfg.weight_decay)
+        losses[name] = loss if math.isfinite(loss) else math.inf
+    chosen = max(losses, key=lambda name: losses[name])
+    said = ", ".join(f"{name} {loss:.4g}" for name, loss in losses.items())
+    print(f"attack=worst is {chosen}; losses in the rehearsal: {said}")
+    return _replace(overrides, attack=chosen)
+
+
+def _replace(overrides: str, **values: object) -> str:
+    """Return overrides with other values, and without settings below these names."""
+    below = re.compile(rf"[+~]*({'|'.join(values)})[.=@]")
+    kept = [one for one in shlex.split(overrides) if not below.match(one)]
+    return shlex.join([*kept, *(f"{name}={value}" for name, value in values.items())])
+
+
+def train(overrides: str, grid: Grid) -> RunResult:
+    """Train on the nodes of the grid, under the attack of the experiment if any."""
+    cfg, data = compose_config(overrides), load_federation(overrides)
     strategy = make_strategy(overrides)
     if is_attacked(cfg):
         f, rule = cfg.num_malicious_nodes, strategy.settings.aggregation
+        if isinstance(attack := make_attack(cfg), Worst):
+            overrides = rehearse(overrides, attack)
         attack, known = inform_attack(overrides, strategy)
         grid = AdversarialGrid(grid, attack, f, rule, cfg.seed, known)
     model = copy.deepcopy(build_untrained(overrides))
@@ -82,10 +124,7 @@ def serve(overrides: str, grid: Grid) -> None:
         loss = training_loss(model, data.training, data.sizes, cfg.weight_decay)
         return MetricRecord({**evaluate_model(model, data.test), "training-loss": loss})
 
-    result = strategy.start(grid, initial, rounds, evaluate_fn=evaluate_fn)
-    if result.card is not None and cfg.checkpoint is not None:
-        card = add_plan(result.card, cfg, data.sizes)
-        card.write(Path(cfg.checkpoint).with_suffix(".privacy"))
+    return strategy.start(grid, initial, rounds, evaluate_fn=evaluate_fn)
 
 
 def add_plan(card: PrivacyCard, cfg: DictConfig, sizes: Sequence[int]) -> PrivacyCard:

@@ -9,7 +9,7 @@ the steps where it was: momentums change little from one to the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NoReturn, Self
 
@@ -94,6 +94,41 @@ class Lookahead(Strongest):
     output: Literal["last", "average"] | None = None
     horizon: int = 100
     num_plans: int = 60
+
+
+@dataclass(frozen=True)
+class Worst(Attack):
+    """The attack that an experiment chooses by a rehearsal of its whole run.
+
+    No search within a step can tell which goal does the most harm in the end. So the
+    experiment is run once with each attack, with another seed, and the attack is taken
+    that leaves the returned model with the highest training loss. That is the worst of
+    those named, for the rule, the schedule and the output at hand, up to the chance of
+    one run; it is not the worst that there is.
+
+    Attributes
+    ----------
+    attacks : sequence of str
+        Names of ``conf/attack``, all on vectors.
+    seed : int
+        Added to that of the run.
+    """
+
+    attacks: Sequence[str] = ("strongest", "target", "lookahead", "sign-far")
+    seed: int = 1_000
+
+    def __post_init__(self) -> None:
+        if not self.attacks or self.seed < 1:
+            raise ValueError(
+                f"attacks={self.attacks} must name one or more, and seed={self.seed} "
+                "be at least 1"
+            )
+
+    def craft_vectors(
+        self, honest: FloatArray, f: int, rng: np.random.Generator, aggregate: Aggregate
+    ) -> FloatArray:
+        """Return what `Strongest` does: without a rehearsal there is no choice."""
+        return Strongest().craft_vectors(honest, f, rng, aggregate)
 
 
 @dataclass

@@ -260,7 +260,7 @@ SIMULATION_ROOMS: dict[str, set[str]] = {
     "experiment": _EXPERIMENT,
     "adversaries": {"attacks", "config", "data", "experiment", "models"},
     "check": {*_EXPERIMENT, "experiment"},
-    "app": {*_EXPERIMENT, "adversaries", "experiment", "check"},
+    "app": {*_EXPERIMENT, "adversaries", "attacks", "experiment", "check"},
     "loopback": set(),
     "engines": _ENGINES,
     "study": {"command", "config", "results", "studies"},

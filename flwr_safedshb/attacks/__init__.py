@@ -1,7 +1,13 @@
 """Attacks: honest vectors go in, what f adversaries send comes out."""
 
 from flwr_safedshb.attacks.base import Aggregate, Attack
-from flwr_safedshb.attacks.collusion import Drift, MimicShift, Strongest, Target
+from flwr_safedshb.attacks.collusion import (
+    Drift,
+    MimicShift,
+    SignFar,
+    Strongest,
+    Target,
+)
 from flwr_safedshb.attacks.label_flip import LabelFlip
 from flwr_safedshb.attacks.optimized import (
     ALIE,
@@ -40,6 +46,7 @@ __all__ = [
     "NonFinite",
     "PushPlanner",
     "SearchedAttack",
+    "SignFar",
     "SignFlip",
     "Strongest",
     "Target",

@@ -25,7 +25,7 @@ from typing import Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_safedshb.aggregation.rule import FloatArray
+from flwr_safedshb.aggregation.rule import FloatArray, check_positive
 from flwr_safedshb.attacks.base import Aggregate, Attack
 from flwr_safedshb.attacks.candidates import (
     check_finite,
@@ -350,3 +350,46 @@ class Target(_EveryFamily):
     def known_gradient(self) -> FloatArray | None:
         """Return the goal: it is the gradient of how far along it the model is."""
         return self.goal
+
+
+@dataclass(frozen=True)
+class SignFar(Attack):
+    """Send what is far away in every coordinate, on the side of the gradient's sign.
+
+    A rule that trims each coordinate, or takes its median, moves each of them as far as
+    f vectors can move it: of all that colluders could send, this raises the loss most,
+    to first order. Rules that look at whole vectors see it.
+
+    Parameters
+    ----------
+    distance : float
+        How far, in units of the largest distance of an honest value from its mean.
+    gradient : (d,) array, optional
+        On the adversaries' own examples, at the model of the step; or else the honest
+        mean.
+    """
+
+    distance: float = 10.0
+    gradient: FloatArray | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_positive("distance", self.distance)
+
+    @property
+    def wants_gradient(self) -> bool:
+        """Yes, though they do without where there is none."""
+        return True
+
+    def with_gradient(self, gradient: FloatArray) -> Self:
+        """Return the attack of colluders who know a gradient."""
+        return replace(self, gradient=gradient)
+
+    def craft_vectors(
+        self, honest: FloatArray, f: int, rng: np.random.Generator, aggregate: Aggregate
+    ) -> FloatArray:
+        """Return the corner, (d,), that all adversaries send."""
+        mean = honest.mean(axis=0)
+        way = mean if self.gradient is None else self.gradient
+        reach = self.distance * np.abs(honest - mean).max()
+        corner: FloatArray = mean - reach * np.sign(way)
+        return corner

@@ -30,6 +30,7 @@ ATTACK_WORDS = {
     "strongest": "strongest",
     "target": "target",
     "lookahead": "lookahead",
+    "sign-far": "sign-far",
 }
 ACCURACY = (
     "Accuracy of the model that the runs return, on the test set: mean ± standard "

@@ -11,6 +11,7 @@ from flwr_safedshb.aggregation import (
     Filter,
     GeometricMedian,
     Krum,
+    Median,
     Rule,
     TrimmedMean,
 )
@@ -23,6 +24,7 @@ from flwr_safedshb.attacks import (
     MimicShift,
     MinMax,
     MinSum,
+    SignFar,
     SignFlip,
     Strongest,
     Target,
@@ -308,3 +310,31 @@ def test_between_two_searches_the_ray_is_held_and_its_scale_searched(
     rng = np.random.default_rng(0)
     begun, held = sent(first, f, rng, rule), sent(first, f, rng, rule)
     assert uphill(first, held, rule) >= uphill(first, begun, rule) > 0.0
+
+
+@pytest.mark.parametrize("rule", [TrimmedMean(), Median()], ids=str)
+def test_nothing_moves_a_coordinate_wise_rule_farther_than_a_far_sign(
+    rule: Rule,
+) -> None:
+    gradient = np.random.default_rng(1).normal(size=12)
+    for seed in range(3):
+        honest, rng = vectors(seed), np.random.default_rng(0)
+
+        def moved(attack: Attack, honest: Floats = honest) -> float:
+            sent = attack(honest, 3, np.random.default_rng(0), rule)
+            return float(rule(np.vstack((honest, sent)), 3) @ -gradient)
+
+        # Each coordinate alone: any values that three could send.
+        best = 0.0
+        for column, slope in zip(honest.T, gradient, strict=True):
+            tried = rng.normal(scale=20.0, size=(200, 3)) + column.mean()
+            rows = np.hstack((np.tile(column, (200, 1)), tried)).T
+            best += float((-slope * rule(rows, 3)).max())
+        far = moved(SignFar().with_gradient(gradient))
+        assert far >= best - 1e-9
+        assert far >= moved(Strongest().with_gradient(gradient)) - 1e-9
+
+
+def test_a_distance_of_no_way_is_refused() -> None:
+    with pytest.raises(ValueError, match="distance=0"):
+        SignFar(distance=0.0)

@@ -5,7 +5,8 @@ import pytest
 
 from flwr_safedshb.algorithm.model_arrays import trained_parameters
 from flwr_safedshb.attacks import PushPlanner
-from simulations import adversaries
+from flwr_safedshb.simulation.in_process import InProcessGrid
+from simulations import adversaries, app
 from simulations.adversaries import find_goal, make_gradient, make_planner
 from simulations.attacks import Lookahead
 from simulations.config import compose_config
@@ -75,3 +76,28 @@ def test_the_planner_knows_what_honest_clients_clip_and_what_the_server_returns(
     assert np.linalg.norm(whole) > 0.05
     sent = np.split(np.zeros(31, np.float32), [30])
     assert np.linalg.norm(plan([*sent])) == pytest.approx(1.0)
+
+
+@pytest.mark.federation
+def test_the_worst_attack_is_that_of_a_rehearsal_with_another_seed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = "data=breast-cancer aggregation=average steps=4 momentum=0 "
+    common += "server_learning_rate=3 seed=5"
+    named = "attack=worst attack.attacks=[mimic,sign-flip]"
+    seeds = list[tuple[str, int]]()
+
+    def spy(overrides: str) -> object:
+        cfg = compose_config(overrides)
+        seeds.append((cfg.attack._target_.rpartition(".")[2], cfg.seed))
+        return make_strategy(overrides)
+
+    monkeypatch.setattr(app, "make_strategy", spy)
+    models = []
+    for text in (f"{common} {named}", f"{common} attack=sign-flip"):
+        grid = InProcessGrid(app.make_client_app(text), 7, seed=5)
+        models.append(app.train(text, grid).arrays.to_numpy_ndarrays())
+    for chosen, plain in zip(*models, strict=True):
+        np.testing.assert_array_equal(chosen, plain)
+    assert seeds == [("Worst", 5), ("Mimic", 1005), ("SignFlip", 1005), ("SignFlip", 5)]
+    assert "attack=worst is sign-flip" in capsys.readouterr().out
