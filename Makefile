@@ -13,7 +13,7 @@ SEARCH := flwr_safedshb/aggregation/smea
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup compiled peers browser proxy lint style types format check quick test \
-	portable loaded compat loops docs demo duel audit reproduce beyond withstand yardstick chaos bench clean
+	portable loaded compat release loops docs demo duel audit reproduce beyond withstand yardstick chaos bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -104,6 +104,16 @@ compat: setup proxy .venv/lowest/ready ## Before a release: the newest flwr, the
 		-r .venv/lowest/pins.txt hatchling hypothesis nbclient ipykernel \
 		pytest pytest-xdist
 	.venv/lowest/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+# The tools pin versions of packages that .venv has; they need none of them.
+release: setup .venv/release/ready ## Wheel and sdist, built twice and compared, their SBOM, an audit
+	$(BIN)/python .ci/release.py
+
+.venv/release/ready: .venv/ready
+	$(PYTHON) -m venv .venv/release
+	.venv/release/bin/pip install --quiet --disable-pip-version-check \
+		cyclonedx-bom pip-audit
 	touch $@
 
 # One after the other, on a machine that does nothing else.

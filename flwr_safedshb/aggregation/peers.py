@@ -62,6 +62,7 @@ class Bulyan(Rule):
         return _MeanAroundMedian().reduce_blocks(selected, f, None), None
 
 
+@dataclass(frozen=True)
 class _MeanAroundMedian(CoordinatewiseRule):
     """Without 2f of the values; without all but the middle where there are no more."""
 

@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from logging import WARNING
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 from flwr.app import ConfigRecord, ConfigRecordValues, RecordDict
@@ -74,7 +74,12 @@ _ZERO = MomentumState(-1, np.zeros(1, np.float32))
 
 
 class ContextMomentums:
-    """Momentums in the state of Flower's context, which holds one run at a time."""
+    """Momentums in the state of Flower's context, which holds one run at a time.
+
+    A simulated step that comes again is taken again, with the same random numbers.
+    """
+
+    keeps_answers: ClassVar[bool] = False
 
     def __init__(self, state: RecordDict) -> None:
         self._state = state
@@ -85,7 +90,7 @@ class ContextMomentums:
         return next(kept, _ZERO)
 
     def find_answer(self, session: str, step: int, request: str) -> None:
-        """Return None: a simulated step is the same one when it is repeated."""
+        """Return None: no answer is kept."""
 
     def save(self, session: str, state: MomentumState) -> None:
         """Save a momentum and its anchor."""
@@ -131,6 +136,8 @@ class MomentumFiles:
 
     Several processes may use the folder at a time.
     """
+
+    keeps_answers: ClassVar[bool] = True
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
