@@ -10,12 +10,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Generator, Mapping
 from functools import lru_cache
+from logging import WARNING
 from typing import cast
 
-from flwr.app import (
-    Context,
-)
+from flwr.app import ConfigRecord, Context
 from flwr.client import NumPyClient
+from flwr.common import log
 from torch import nn
 from torch.nn.modules.loss import _Loss
 
@@ -52,6 +52,8 @@ from flwr_safedshb.algorithm.wire import (
     LOSS,
     NUM_EXAMPLES,
     PRIVATE_EVALUATION,
+    SEEN,
+    UNUSABLE,
     Arrays,
     Template,
     make_momentum_tag,
@@ -61,6 +63,7 @@ from flwr_safedshb.flower.compat import Mod, check_mods
 from flwr_safedshb.privacy.bad_examples import log_causes
 from flwr_safedshb.privacy.clipping.gradients import ClippedGradients
 from flwr_safedshb.privacy.datasets import Unpack, make_examples
+from flwr_safedshb.privacy.inspection import inspect_examples
 from flwr_safedshb.privacy.losses import Loss, is_rowwise_loss
 from flwr_safedshb.privacy.owners import Owners, PrivateData, make_owned_examples
 from flwr_safedshb.privacy.plan import ALL, Clipping, PrivacyPlan
@@ -69,6 +72,8 @@ from flwr_safedshb.privacy.randomness.noise import Randomness, SecureRandomness
 from flwr_safedshb.privacy.target import PrivacyTarget
 
 Scalar = bool | bytes | float | int | str
+# What a simulated node found out about its examples, and of how many at most.
+_EXAMPLES, _MAX_INSPECTED = "safedshb-examples", 1000
 # Momentum, number of examples, metrics.
 FitResult = tuple[Arrays, int, dict[str, Scalar]]
 # Loss, number of examples, metrics.
@@ -262,6 +267,7 @@ class SafeDSHBClient(NumPyClient):
             if request.sign_receipt:  # refused before anything is charged
                 node = self.context.node_id, self.context.node_config
                 signer = StepSigner(*node, self.budget)
+            counts = {} if self.budget.protects_data else self._count_examples()
             if request.step == 0:
                 self._log_expectation(request, parameters)
             momentum = yield from training_step(
@@ -270,7 +276,7 @@ class SafeDSHBClient(NumPyClient):
             arrays = split_vector(momentum, self.template.shapes)
             metrics: dict[str, Scalar] = {**make_momentum_tag()}
             if request.report_privacy:
-                metrics |= self.budget.report_cost(request)
+                metrics |= {**self.budget.report_cost(request), **counts}
             if signer is not None:
                 metrics |= signer.sign(request, parameters, arrays)
         except GeneratorExit:
@@ -315,6 +321,26 @@ class SafeDSHBClient(NumPyClient):
         else:
             return {**metrics, **make_momentum_tag()}
         raise refusal
+
+    def _count_examples(self) -> dict[str, int]:
+        """Count what cannot be used, once, in a simulation that protects nobody.
+
+        Raises
+        ------
+        RefusedError
+            If it is more than an accident; says which column or labels.
+        """
+        state = self.context.state
+        if _EXAMPLES not in state:
+            gradients = self.source.gradients
+            found = inspect_examples(gradients, self.dataset, _MAX_INSPECTED)
+            if found.is_hopeless:
+                raise RefusedError(str(found))
+            if text := str(found):
+                log(WARNING, "The examples of a simulated node: %s", text)
+            counts = {SEEN: found.seen, UNUSABLE: found.unusable}
+            state[_EXAMPLES] = ConfigRecord({**counts})
+        return cast(dict[str, int], {**state[_EXAMPLES]})
 
     def _log_expectation(self, request: TrainRequest, parameters: Arrays) -> None:
         """Log on this node, from public numbers, whether the run has a chance."""

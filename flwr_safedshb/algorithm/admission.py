@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from logging import ERROR
+from logging import ERROR, WARNING
 from pathlib import Path
 from typing import cast
 
@@ -27,6 +27,7 @@ from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
 from flwr_safedshb.privacy.owners import PrivateData
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.privacy.policy import NodePolicy, get_rule_names
+from flwr_safedshb.privacy.target import check_delta_of_node
 
 # Keys of a node's config that are not rules of its policy.
 SIMULATION_KEYS = ("partition-id", "num-partitions")
@@ -34,6 +35,7 @@ NODE_KEYS = (
     *SIMULATION_KEYS,
     "state-dir",
     "approved-apps",
+    "sandbox",
     "commit-steps",
     "commit-evaluations",
     "allow-plain-evaluation",
@@ -129,6 +131,7 @@ def _admit_training(rules: Rules, plan: PrivacyPlan, terms: RunTerms) -> Ledger 
         )
     except ValueError as violation:
         raise RefusedError(str(violation)) from None
+    _warn_of_delta(terms.delta if policy.delta is None else policy.delta, plan)
     if "state-dir" in config:
         if plan.noise_multiplier == 0:
             raise RefusedError(
@@ -168,6 +171,15 @@ def _admit_evaluation(
         raise RefusedError(f"evaluation: {violation}") from None
     if "state-dir" in dict(rules) and plan.noise_multiplier == 0:
         raise RefusedError("evaluation without noise, which no privacy budget allows")
+
+
+def _warn_of_delta(delta: float | None, plan: PrivacyPlan) -> None:
+    """Warn of a delta that protects no single example."""
+    if delta is not None:
+        try:
+            check_delta_of_node(delta, plan.num_examples)
+        except ValueError as error:
+            log(WARNING, "THIS DELTA PROTECTS NOBODY: %s", error)
 
 
 def _parse_policy(rules: Rules, node_keys: tuple[str, ...]) -> NodePolicy:

@@ -21,7 +21,8 @@ def find_classes(package: ModuleType, base: type[T]) -> list[type[T]]:
     for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         module = importlib.import_module(found.name)
         for _, kind in inspect.getmembers(module, inspect.isclass):
-            if issubclass(kind, base) and kind.__module__ == module.__name__:
+            own = kind.__module__ == module.__name__ and kind.__name__[0] != "_"
+            if issubclass(kind, base) and own:
                 kinds.add(kind)
     return sorted(
         (kind for kind in kinds if not inspect.isabstract(kind)),

@@ -1,8 +1,8 @@
 """List the attacks that a simulation can give to adversaries.
 
-Adversaries see what the honest clients send in a step, and then choose. Every attack
-goes into `AdversarialGrid`, which puts it between any Flower strategy and its clients;
-in an experiment of the repository it is `attack=alie` and the like.
+Hostile clients first see what the honest ones send, and then choose what they send
+themselves. To attack a Flower strategy, give an attack to `AdversarialGrid`. In the
+experiments of the repository write `attack=alie`.
 
 For example:
   safedshb attacks

@@ -7,7 +7,7 @@ Four suites, each a question:
   timing       does the time of a step depend on its examples? For people to judge
   epsilon      can neighbouring datasets be told apart better than epsilon allows?
 
-Nothing of this machine's nodes is used or charged. The report is saved after every
+It uses made-up data, and no ledger of this machine. The report is saved after every
 task, as JSON with a CSV of its rows beside it; a run that was stopped goes on there.
 
   safedshb audit --candidates 100               a first look

@@ -1,9 +1,9 @@
 r"""Check a node before it joins: data, model, ledger, policy, versions, entropy, clock.
 
-Run it on the node, as the user that the SuperNode runs as. The run is an app's: its
-folder (by default this one) names its client in pyproject.toml; or name a client_fn.
-The federation and the key are those of the node's file, unless they are named here.
-Nothing is charged, released, created or changed.
+Run it on the node, as the user that runs the SuperNode. It makes the client of a Flower
+app and checks whether the node could train with it. The app is the folder that --app
+names, or --client names a client_fn. Federation and key come from the node's file,
+unless you name them. Nothing is charged, sent, created or changed.
 
   safedshb doctor node.toml --run-config 'hydra-overrides="privacy=high"' --steps 400
   safedshb doctor node.toml --client my_app.client:client_fn

@@ -18,7 +18,7 @@ from flwr_safedshb.atomic_io import replace_file
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("folder", type=Path, help="is made, and must not be there")
+    parser.add_argument("folder", type=Path, help="a new folder")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,19 +1,18 @@
 """List the aggregation rules, and what each one proves.
 
-kappa is the proven constant of robust averaging: the squared distance between the
-rule's output and the mean of any n - f vectors is at most kappa times their spread,
-which is one of:
+The f hostile clients can move the result away from the mean of the n - f others. The
+squared distance is at most kappa times how much those others differ, measured as
 
-  spectral         largest eigenvalue of their covariance
-  variance         trace of their covariance: up to n - f - 1 times the eigenvalue, so
-                   that many times kappa is proven in the spectral sense
-  spectral bound   a bound on that eigenvalue, which Filter has to be given
+  one direction    the largest eigenvalue of their covariance: the smallest measure
+  all directions   the trace of their covariance: up to n - f - 1 times as much
+  your bound       a bound on that eigenvalue, which you give to Filter
 
-The paper is Allouah et al., ICML 2023; ours have proofs in flwr_safedshb.theory. No
-rule is below f/(n-2f).
+So compare a kappa for all directions by the number in brackets, which is for one. A
+rule without a number has no proof. No rule can have a kappa below f/(n-2f). The proofs
+are in flwr_safedshb.theory; the paper is Allouah et al., ICML 2023.
 
 For example:
-  safedshb rules                  at n = 7 clients, of which f = 3 are hostile
+  safedshb rules                  for 7 clients, 3 of them hostile
   safedshb rules --n 50 --f 10 --d 20
   safedshb rules --json           kappa is null where nothing is proven
 """
@@ -29,6 +28,12 @@ from dataclasses import dataclass
 from flwr_safedshb.cli._listing import find_classes, print_table
 
 _KINDS = ("spectral", "spectral bound", "variance", None)
+_UNITS = {
+    "spectral": "one direction",
+    "spectral bound": "your bound",
+    "variance": "all directions",
+    None: "-",
+}
 
 
 @dataclass(frozen=True)
@@ -46,9 +51,11 @@ class RuleRow:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("--n", type=int, default=7, help="clients (default: 7)")
-    parser.add_argument("--f", type=int, default=3, help="hostile ones (default: 3)")
-    parser.add_argument("--d", type=int, help="dimension (default: large)")
+    parser.add_argument("--n", type=int, default=7, help="n, the number of clients (7)")
+    parser.add_argument(
+        "--f", type=int, default=3, help="f, how many of them may be hostile (3)"
+    )
+    parser.add_argument("--d", type=int, help="d, trained weights (many)")
     parser.add_argument("--json", action="store_true", help="for a program to read")
 
 
@@ -64,16 +71,16 @@ def run(arguments: argparse.Namespace) -> int:
         title = (
             f"Aggregation rules, n = {arguments.n} clients, f = {arguments.f} hostile"
         )
-        heads = ("rule", "kappa", "in units of", "what it returns")
+        heads = ("rule", "kappa", "spread in", "what it returns")
         print_table(title, heads, [_format_row(row) for row in rows], number="kappa")
     return 0
 
 
 def _format_row(row: RuleRow) -> tuple[str, ...]:
     kappa = "-" if row.kappa is None else f"{row.kappa:.4g}"
-    units = row.notion or "-"
+    units = _UNITS[row.notion]
     if row.notion == "variance":
-        units += f" (spectral: {row.spectral_kappa:.4g})"
+        units += f" (one: {row.spectral_kappa:.4g})"
     summary = row.summary
     if row.paper_kappa is not None:
         summary += f" The paper's kappa: {row.paper_kappa:.4g}."

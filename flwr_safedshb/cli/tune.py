@@ -1,14 +1,14 @@
 """Try clip, noise, batch, momentum and rate on public or made-up data, beside epsilon.
 
-Private data must not be tried twice: each try costs privacy. So settings are found on
-data that anybody may see, like those that will be trained on. Every combination of what
-is listed is run, in this process, with seeded noise.
+Each trial on private data would cost privacy. So try settings on public data of the
+same kind, or on made-up data. This runs every combination of the listed values, in this
+process, with seeded noise, and prints epsilon and accuracy of each.
 
   safedshb tune --clip 0.5 1 2 --noise 0.5 1 --rate 0.3 1 --steps 100
   safedshb tune --data public.npz --model my_app:make_model --nodes 10 --json
 
-public.npz holds `inputs` and `targets` (classes); without it two or more classes are
-made up. A model is a function without arguments; without it, it is linear.
+public.npz holds `inputs` and `targets` (classes); without --data three classes are made
+up. --model names a function that returns your model; without it the model is linear.
 """
 
 from __future__ import annotations

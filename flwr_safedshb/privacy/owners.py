@@ -70,6 +70,11 @@ class OwnedExamples:
         self._places = np.arange(per_owner)
 
     @property
+    def examples(self) -> Examples:
+        """The examples of all persons."""
+        return self._examples
+
+    @property
     def like(self) -> Example:
         """A batch of the shapes and types that examples have."""
         return self._examples.like

@@ -4,6 +4,7 @@ import re
 import textwrap
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Context
@@ -11,7 +12,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from flwr_safedshb import (
+    InProcessGrid,
     PrivacyPlan,
+    SafeDSHB,
     SafeDSHBClient,
     SeededRandomness,
     client_app,
@@ -220,11 +223,11 @@ def test_a_class_or_a_number_is_no_object(name: str) -> None:
 
 
 MISSING = INPUTS.clone()
-MISSING[3:9, 1] = torch.nan
-UNEVEN = [(x, y) for x, y in zip([*INPUTS[:14], *INPUTS[14:, :2]], LABELS, strict=True)]
+MISSING[3:6, 1] = torch.nan
+UNEVEN = [(x, y) for x, y in zip([*INPUTS[:17], *INPUTS[17:, :2]], LABELS, strict=True)]
 UNUSABLE: dict[str, tuple[object, str]] = {
-    "rows": ((MISSING, LABELS), "6 examples .* not finite; fill them in"),
-    "targets": ((INPUTS, MISSING[:, 1]), "6 examples .* not finite; fill them in"),
+    "rows": ((MISSING, LABELS), "3 examples .* not finite; fill them in"),
+    "targets": ((INPUTS, MISSING[:, 1]), "3 examples .* not finite; fill them in"),
     "items": (
         list(zip(MISSING, LABELS, strict=True)),
         "1 examples .* not finite; fill",
@@ -246,6 +249,71 @@ def test_examples_that_count_as_zero_are_named(
     plan = PrivacyPlan(1.0, 1.0, 20, 20)
     first_step(dataset, plan=plan, **regression)
     assert re.search(words, caplog.text)
+
+
+ALL_MISSING = torch.full((20, 3), torch.nan)
+HOPELESS: dict[str, tuple[object, str]] = {
+    "all missing": (
+        (ALL_MISSING, LABELS),
+        "20 of 20 examples cannot be used; column 0, 1, 2 of the inputs has values "
+        "that are not finite (NaN is a missing value): fill them in",
+    ),
+    "labels 1 to k": (
+        (INPUTS, LABELS + 1),
+        "labels go from 1 to 2, and the loss cannot take 2",
+    ),
+    "texts": (
+        (INPUTS, ["cat", "dog"] * 10),
+        "labels to integers 0..k-1, for example with sklearn's LabelEncoder",
+    ),
+    "texts in numpy": (
+        (INPUTS, np.array(["cat", "dog"] * 10)),
+        "labels to integers 0..k-1, for example with sklearn's LabelEncoder",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HOPELESS)
+def test_a_simulation_refuses_data_that_train_nothing_but_noise(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset, words = HOPELESS[kind]
+    with pytest.raises(RuntimeError, match="no node could take the first step"):
+        train_together(dataset)
+    lines = [m for m in caplog.messages if words in m and "excluded" not in m]
+    assert lines
+    assert all(len(textwrap.wrap(line, 100)) <= 4 for line in lines)
+
+
+def test_columns_that_decide_every_gradient_are_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    train_together((INPUTS * torch.tensor([1.0, 1.0, 1e4]), LABELS))
+    (line,) = {m for m in caplog.messages if "decide every gradient" in m}
+    assert "column 2 goes up to" in line
+    assert "scale all columns by public bounds" in line
+
+
+def test_a_delta_that_protects_nobody_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    train_together((INPUTS, LABELS), delta=0.05)
+    (line,) = {m for m in caplog.messages if "THIS DELTA PROTECTS NOBODY" in m}
+    assert "must be below 1/num_examples=0.05" in line
+    assert "use 0.005 or less" in line
+
+
+def train_together(dataset: object, **settings: Any) -> None:
+    """Take one round of a simulation with three nodes."""
+
+    def client_fn(context: Context) -> SafeDSHBClient:
+        noise = SeededRandomness(0)
+        more = {"randomness": noise, **settings}
+        loss = nn.CrossEntropyLoss()
+        return SafeDSHBClient(nn.Linear(3, 2), loss, dataset, PLAN, context, **more)
+
+    grid = InProcessGrid(client_app(client_fn), 3)
+    SafeDSHB().start(grid, trained_arrays(nn.Linear(3, 2)), 1)
 
 
 class Sees(nn.Linear):

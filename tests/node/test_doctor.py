@@ -199,7 +199,10 @@ def test_why_examples_cannot_be_used_is_told_to_their_owner(
     node: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = examined(node, capsys, "--run-config", "odd=true")
-    assert failed(found) == {}
+    # 17 of 20 are no accident.
+    wrong = failed(found)
+    assert [*wrong] == ["examples"]
+    assert wrong["examples"].startswith("17 of 20 examples cannot be used; 17 cannot")
     check = found[1]["data and model"]
     assert check.verdict == "warning"
     assert "cannot be used and count as zero: DatasetError: items are" in check.finding

@@ -33,6 +33,7 @@ from flwr_safedshb.node.doctor.machine import (
 )
 from flwr_safedshb.node.node_file import NodeFile
 from flwr_safedshb.privacy import bad_examples
+from flwr_safedshb.privacy.inspection import inspect_examples
 from flwr_safedshb.privacy.ledger import database
 from flwr_safedshb.privacy.ledger.ledger import Ledger, LedgerError
 from flwr_safedshb.privacy.ledger.snapshot import open_copy
@@ -224,7 +225,10 @@ def _check_client(
         f"{plan.adjacency}), noise "
         + ("that nobody can repeat" if client.randomness.private else "FROM A SEED"),
     )
-    yield _check_step(client)
+    step = _check_step(client)
+    yield step
+    if step.verdict != "failed":
+        yield _check_examples(client)
     if steps is None and client.target is not None:
         steps = client.target.steps
     if steps is not None:
@@ -257,6 +261,19 @@ def _check_step(client: SafeDSHBClient) -> CheckResult:
     speed = f"a step of {size} parameters takes {seconds:.2g} s on this machine"
     finding = "; ".join([speed, *dict.fromkeys(lines)][: _MAX_WARNINGS + 1])
     return CheckResult(name, "warning" if lines else "ok", finding)
+
+
+def _check_examples(client: SafeDSHBClient) -> CheckResult:
+    """Count the examples that cannot be used, which only their owner is told."""
+    name = "examples"
+    try:
+        found = inspect_examples(client.source.gradients, client.dataset)
+    except Exception as error:
+        return CheckResult(name, "failed", f"{type(error).__name__}: {error}")
+    if found.is_hopeless:
+        return CheckResult(name, "failed", str(found))
+    finding = str(found) or f"all {found.seen:,} can be used"
+    return CheckResult(name, "warning" if found.causes else "ok", finding)
 
 
 def _check_noise(client: SafeDSHBClient, steps: int) -> CheckResult:

@@ -219,6 +219,13 @@ class ClippedGradients:
             self._load_weights(backward)
             return self._sum_in_chunks(backward, batch, groups, usable)
 
+    def find_usable(self, inputs: Batch, targets: Batch) -> torch.Tensor:
+        """Return which examples have a finite loss, (k,) of bool."""
+        backward = self.prepare(inputs, targets)
+        with backward.lock, flush_denormals():
+            self._load_weights(backward)
+            return backward.run(copy_batch(inputs), copy_batch(targets))[1].isfinite()
+
     def _load_weights(self, backward: PerExampleBackward) -> None:
         """Load the model's current weights and buffers into the backward pass."""
         for own, given in zip(
