@@ -242,7 +242,7 @@ class SafeDSHB(FedAvg):
             )
         configs = {"train_config": train_config, "evaluate_config": evaluate_config}
         progress = run.begin(initial_arrays, num_rounds, timeout, **configs)
-        with suppress(StopRun):
+        with suppress(StopRun), run.name_interruption():
             super().start(
                 # A simulated Grid loses no reply because of another.
                 grid

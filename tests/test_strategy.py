@@ -4,7 +4,9 @@ import itertools
 import math
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -609,3 +611,36 @@ def test_the_server_side_needs_neither_torch_nor_ray_nor_hydra() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout == "set()\n"
+
+
+def test_ctrl_c_is_said_in_one_line_with_a_short_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Interrupted(WrappedGrid):
+        rounds = 0
+
+        def get_node_ids(self) -> list[int]:
+            self.rounds += 1
+            if self.rounds == 3:
+                interrupt_deep_inside(20)
+            return list(self.grid.get_node_ids())
+
+    def interrupt_deep_inside(depth: int) -> None:
+        if depth:
+            interrupt_deep_inside(depth - 1)
+        raise KeyboardInterrupt
+
+    for settings, kept in (
+        ({}, "give the strategy a checkpoint="),
+        ({"checkpoint": tmp_path / "run.npz"}, "to resume"),
+    ):
+        strategy = SafeDSHB(SMEA(), 1, **settings)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            strategy.start(Interrupted(federation(3)), model(), 5)
+        assert len("".join(traceback.format_exception(caught.value)).splitlines()) < 20
+        (said,) = [m for m in caplog.messages if m.startswith("Interrupted after 2 of")]
+        assert kept in said
+        caplog.clear()
+    assert SafeDSHB(SMEA(), 1, checkpoint=tmp_path / "run.npz").start(
+        federation(3), model(), 5
+    )

@@ -7,7 +7,8 @@ each round and remembers what was sent to them; `aggregate_round` computes the r
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from logging import INFO, WARNING
@@ -309,6 +310,20 @@ class TrainingRun:
             number = server_round + self.rounds_done
             self.progress.evaluate_clientapp[number] = metrics
         return metrics
+
+    @contextmanager
+    def name_interruption(self) -> Iterator[None]:
+        """Say what Ctrl-C leaves, and leave the frames of what was running out."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            rounds = "an open number of" if self.num_rounds is None else self.num_rounds
+            done = 0 if self.progress is None else self.progress.step
+            kept = "nothing was kept: give the strategy a checkpoint= to resume from"
+            if self.settings.checkpoint is not None:
+                kept = f"start the same run again to resume {self.settings.checkpoint}"
+            log(WARNING, "Interrupted after %d of %s rounds; %s", done, rounds, kept)
+            raise KeyboardInterrupt from None
 
     def finish(self) -> ArrayRecord:
         """Save the run and its privacy card, and return its model.
