@@ -122,11 +122,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"seeds={arguments.seeds} must be at least 1")
     data = _load_data(arguments.data)
     choices = [*itertools.product(*(getattr(arguments, name) for name in _CHOICES))]
+    console = Console(stderr=True)
+    hidden = not console.is_terminal
     trials = [
         _run_trial(arguments, data, chosen)
-        for chosen in track(
-            choices, "Trials", console=Console(stderr=True), transient=True
-        )
+        for chosen in track(choices, "Trials", console=console, disable=hidden)
     ]
     trials.sort(key=lambda trial: trial.loss)
     if arguments.json:
