@@ -62,7 +62,7 @@ def test_public_data_and_a_model_of_ones_own(
     found = trials(
         capsys, "--data", "public.npz", "--model", "tuned_model:make", *chosen
     )
-    assert found[0]["accuracy"] > 0.9
+    assert found[0]["accuracy"] > 0.7
 
 
 @pytest.mark.parametrize(
