@@ -23,7 +23,8 @@ def test_the_signal_is_the_clipped_gradient_along_the_way_to_the_optimum() -> No
     labels = targets[:, 0].numpy()
 
     def residuals(theta: np.ndarray) -> np.ndarray:
-        return 1.0 / (1.0 + np.exp(-rows @ theta)) - labels
+        found: np.ndarray = 1.0 / (1.0 + np.exp(-rows @ theta)) - labels
+        return found
 
     left = rows.T @ residuals(found.way) / 200 + 1e-3 * found.way
     assert np.linalg.norm(left) < 1e-3
