@@ -7,7 +7,7 @@ seeds 101 to 106 under the target attack and strongest, so the seeds here are ne
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
@@ -96,7 +96,7 @@ def make_cases() -> Iterator[Case]:
             every = name == TUNED and one is FEDERATIONS[0]
             # What is searched among many clients is searched anew every few steps.
             slow = "+attack.every=4" if one.n >= 20 else ""
-            chosen = ATTACK_WORDS if every else WORST
+            chosen: Sequence[str] = [*ATTACK_WORDS] if every else WORST
             # The worst for an average of the paper's schedule, whose runs take long.
             chosen = WORST[:1] if name == PAPER else chosen
             attacks = {attack: f"attack={attack} {slow}" for attack in chosen}

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from flwr_safedshb import theory
 from flwr_safedshb.cli._forecast import FederationSpec as Planned
@@ -145,7 +146,7 @@ def predict(overrides: Sequence[str]) -> Forecast:
             clipped.flat_sum(inputs, own).numpy() / len(own)
             for inputs, own in zip(
                 (inputs for inputs, _ in data.shards),
-                targets.split(list(data.sizes)),
+                torch.split(targets, list(data.sizes)),
                 strict=True,
             )
         ]
