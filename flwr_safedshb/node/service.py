@@ -32,7 +32,7 @@ from flwr_safedshb.node.worker_pool import ForkServer
 # A SuperLink without a gate refuses a node for up to a minute after a kill.
 _RESTART_SECONDS = 5.0
 # In which a SuperNode takes leave of its SuperLink.
-_STOP_SECONDS = 4.0
+_STOP_SECONDS = 2.0
 # Linux's table of TCP sockets, and its words for "listens" and 127.0.0.1.
 _SOCKETS = Path("/proc/net/tcp")
 _LISTEN, _LOOPBACK = "0A", "0100007F"

@@ -79,6 +79,13 @@ def kill_node(trial: FaultTrial, node: int, step: int) -> None:
     trial.let_go(node, step)
 
 
+def stop_node(trial: FaultTrial, node: int, step: int) -> None:
+    """Stop the node by SIGTERM in the middle of a step: it ends, and its worker."""
+    trial.wait_held(node, step)
+    trial.federation.stop(f"node-{node}")
+    trial.let_go(node, step)
+
+
 def restart_node(trial: FaultTrial, node: int, step: int) -> None:
     """Start the node again, as systemd does."""
     trial.restart_nodes(node)
@@ -275,12 +282,18 @@ FAULTS = (
     Fault("corrupt-ledger", "the ledger is corrupted",
           "nodes", 1, 3, "hold-before", corrupt_ledger, restore_ledger,
           "server", _REFUSED, "missed"),
+    Fault("stopped", "node stopped by SIGTERM in the middle of a step",
+          "nodes", 2, 4, "hold-after", stop_node, restart_node,
+          "server", _LOST, "missed", dies_charged=True),
     Fault("wrong-clock", "node's clock is an hour ahead",
           "nodes", 3, 4, "hold-before", advance_clock, delay_clock,
           "gate", UNSIGNED, "missed"),
     Fault("server-app-killed", "server app killed in a round",
           "server", 0, 1, "hold-after", kill_server_app, submit_again,
           "server", r"Resuming from .* after round 1$", "again"),
+    Fault("server-app-killed-early", "server app killed before a node has charged",
+          "server", 0, 2, "hold-before", kill_server_app, submit_again,
+          "server", r"Resuming from .* after round 2$", "again"),
     Fault("superlink-killed", "SuperLink killed in a round",
           "server", 1, 3, "hold-after",
           kill_superlink, restart_superlink,
