@@ -282,8 +282,8 @@ def _check_noise(client: SafeDSHBClient, steps: int) -> CheckResult:
     found = make_load(client.plan, steps, size, 1)
     most, enough = found.find_nodes(1.0), found.find_nodes()
     finding = (
-        f"{steps} steps of {size:,} weights need {most:,} honest nodes like this one, "
-        f"or they will not train; most trainings learn with {enough:,} or more"
+        f"for {size:,} weights and {steps} steps: most trainings learn with {enough:,} "
+        f"or more honest nodes like this one, and none with fewer than {most:,}"
     )
     return CheckResult("noise", "warning" if most > 1 else "ok", finding)
 
