@@ -234,12 +234,12 @@ def check_values(overrides: str) -> None:
             "num_malicious_nodes=0 with an attack: nobody would attack; use "
             "attack=none, or raise it"
         )
-    constant = str(cfg.schedule.get("_target_", "")).endswith(".Constant")
+    kind = str(cfg.schedule.get("_target_", "")).rpartition(".")[2]
     for name in {"server_learning_rate", "momentum"} & set(list_keys(overrides)):
-        if not constant:
+        if kind not in ("Constant", "LinearDecay"):
             raise SettingsError(
-                f"{name}={cfg[name]} is of schedule=constant, and the schedule that is "
-                "chosen has its own; leave one of them out"
+                f"{name}={cfg[name]} is of schedule=constant and linear, and the "
+                "schedule that is chosen has its own; leave one of them out"
             )
 
 

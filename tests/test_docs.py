@@ -12,7 +12,10 @@ import pytest
 from tests.guard import HANGS
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("quickstart", "privacy", "robustness", "red-teaming", "experiments")
+PAGES = (
+    *("quickstart", "persons", "privacy", "robustness", "red-teaming"),
+    "experiments",
+)
 BLOCK = re.compile(r"```python\n(.*?)```", flags=re.DOTALL)
 
 

@@ -199,7 +199,7 @@ TEMPLATE = {"new_app"}
 # Which lists of pyproject.toml each room may import from.
 ROOMS = {
     "flwr_safedshb": ("compiled", "gate", "metrics", "node"),
-    "simulations": ("compiled", "simulation", "tensorboard"),
+    "simulations": ("compiled", "gate", "medical", "simulation", "tensorboard"),
     "tests": (
         "compiled",
         "metrics",

@@ -46,7 +46,7 @@ def test_the_wheel_has_the_package_and_the_simulations_and_nothing_else(
     assert rooms == {"flwr_safedshb", "simulations"}
     assert "simulations/conf/attack/foe.yaml" in names
     assert not [name for name in names if "benchmarks" in name or "chaos" in name]
-    assert "flwr_safedshb/py.typed" in names
+    assert {"flwr_safedshb/py.typed", "flwr_safedshb/cli/template/LICENSE"} < {*names}
     source = {
         str(path.relative_to(ROOT)) for path in ROOT.glob("flwr_safedshb/**/*.py")
     }

@@ -35,6 +35,7 @@ NODE_KEYS = (
     *SIMULATION_KEYS,
     "state-dir",
     "approved-apps",
+    "sandbox",
     "commit-steps",
     "commit-evaluations",
     "allow-plain-evaluation",

@@ -19,6 +19,7 @@ from flwr.common import log
 from flwr_safedshb.aggregation.rule import Rule, Weighing
 from flwr_safedshb.algorithm.attendance import FAILING_NODES, Attendance
 from flwr_safedshb.algorithm.heterogeneity import estimate_heterogeneity
+from flwr_safedshb.algorithm.outliers import count_outliers, warn_of_outliers
 from flwr_safedshb.algorithm.privacy_report import collect_reports
 from flwr_safedshb.algorithm.screening import (
     ForeignClientsError,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 Metrics = dict[str, int | float | list[int] | list[float]]
 # The bound on the norm of an honest reply, and the rounds so far without a step.
 NORM_BOUND, SKIPPED_ROUNDS = "norm-bound", "skipped-rounds"
+# How many replies lie far from the others.
+OUTLIERS = "outliers"
 # Followed by a reason: the nodes that were excluded for it.
 EXCLUDED_NODES = "nodes-"
 
@@ -113,7 +116,8 @@ def aggregate_round(
         for this very answer where the rule does that), ``kappa-spectral`` (of a rule
         proven in the variance sense), ``kappa-paper`` (the constant that the paper
         states), ``lambda-max``, and ``left-out``, the nodes that have no part in R_t.
-        Where the noise is known, ``heterogeneity-estimate`` and
+        ``outliers``, how many replies lie far from the others: those adversaries that
+        do not hide. Where the noise is known, ``heterogeneity-estimate`` and
         ``heterogeneity-spectral-estimate``: how far the selected momentums differ, G
         and Gcov, with the noise subtracted. Adversaries can influence these estimates.
 
@@ -189,6 +193,8 @@ def _take_step(
         log(WARNING, "Round skipped: the rule failed: %s", error)
         return None, {}, None
     metrics = _rule_metrics(rule, f, nodes, weighing)
+    metrics[OUTLIERS] = outliers = count_outliers(momentums, direction)
+    warn_of_outliers(outliers, f, cast(int, sent.before.get(OUTLIERS, 0)))
     if weighing is not None and sent.noise_std is not None:
         metrics |= estimate_heterogeneity(
             momentums, direction, weighing, sent.noise_std

@@ -35,6 +35,37 @@ class Constant:
     momentum: float
 
 
+@dataclass(frozen=True)
+class LinearDecay:
+    """gamma_t = gamma (1 - t/T) with a constant beta: late pushes count for little.
+
+    Parameters
+    ----------
+    initial_rate : float
+        gamma, of the first step. The last one has gamma/T, and so has any after it.
+    beta : float
+    steps : int
+        T.
+    """
+
+    initial_rate: float
+    beta: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps={self.steps} must be at least 1")
+
+    def learning_rate(self, step: int) -> float:
+        """Return gamma_t."""
+        return self.initial_rate * max(1.0, self.steps - step) / self.steps
+
+    @property
+    def momentum(self) -> float:
+        """Return beta."""
+        return self.beta
+
+
 def rates_at(
     learning_rate: Schedule, momentum: Schedule, step: int
 ) -> tuple[float, float]:

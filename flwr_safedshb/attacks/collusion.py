@@ -288,8 +288,13 @@ class _EveryFamily(ColludingAttack):
 class Strongest(_EveryFamily):
     """In every step the worst of all families, for the rule that is attacked.
 
-    Greedy: the worst for the step, and not the worst known for a run. `Target` does
-    more damage to many schedules, above all with full batches or momentum below 0.99.
+    Greedy: the worst for the step, and not for a run. What it takes as its gradient is
+    its goal: with that of a `PushPlanner` it is the worst known for most schedules,
+    and `Target` is the same search with one goal throughout. Which does the most harm
+    to a run, a rehearsal can tell, and no search within a step.
+
+    Of p places, the mean among them, and r directions it tries 2 p r rays: at h = 4
+    honest clients 40, for which the rule weighs 496 sets of vectors in a step.
 
     The colluders stand at the mean or at an honest client, go any way of `MimicShift`,
     and send equal vectors or vectors that spread as the honest ones do. On these rays

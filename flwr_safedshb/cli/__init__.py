@@ -7,7 +7,7 @@ For example:
   safedshb plan -n 7 -f 3 -m 2763 -d 69 -b 25 -T 400 --delta 1e-4 -s 1
   safedshb doctor node.toml       may this node join?
   safedshb ledger show node.toml  what has it spent?
-  safedshb tune --clip 1 2        which settings learn best, on made-up data?
+  safedshb tune --clip 0.1 1      which settings withstand most, on made-up data?
   safedshb audit --only CNN       can one example do more than it may?
   safedshb plan --help            more about one command
 

@@ -61,19 +61,34 @@ class FederationSpec:
         "their client's (C, the most that clipping leaves)",
         default=None,
     )
-    gradient: float | None = _option(
-        "--gradient",
-        "norm of the gradient at the first model, to say if training withstands",
+    signal: float | None = _option(
+        "--signal",
+        "how much of the mean clipped gradient points the way to a good model, a tenth "
+        "of that way from the first; to say if training withstands (tune measures it)",
         default=None,
     )
+    distance: float | None = _option(
+        "--distance", "from the first model to that good one", default=None
+    )
     learning_rate: float = _option(
-        "--learning-rate", "gamma, of the server (1)", default=1.0
+        "--learning-rate",
+        "gamma, of the server (1); the first, if it decays",
+        default=1.0,
     )
-    smoothness: float = _option(
-        "--smoothness",
-        "L, curvature of the loss along its gradient (0: pushes do not add up)",
-        default=0.0,
-    )
+    decay: str = "constant"
+
+    def __post_init__(self) -> None:
+        if (self.signal is None) != (self.distance is None):
+            raise ValueError(
+                f"signal={self.signal} and distance={self.distance} need each other: "
+                "give both, as safedshb tune prints them, or neither"
+            )
+
+    @property
+    def path(self) -> float:
+        """The sum of the learning rates."""
+        mean = (self.steps + 1) / 2 if self.decay == "linear" else self.steps
+        return self.learning_rate * mean
 
     def make_plan(self) -> PrivacyPlan:
         """Return the privacy plan, calibrated where a target epsilon is given."""
@@ -112,8 +127,8 @@ class Forecast:
     radius : float
         At a model that stays put and has a larger gradient, no adversary turns a step
         uphill on average.
-    swing : float
-        The factor by which adversaries' pushes add up over steps.
+    push : float
+        No aggregate of the run is farther from the honest mean, with probability 0.95.
     """
 
     spec: FederationSpec
@@ -125,14 +140,26 @@ class Forecast:
     momentum_noise_std: float
     noise_spread: float
     radius: float
-    swing: float
+    push: float
 
     @property
-    def withstands(self) -> bool | None:
-        """Whether the training is likely to withstand; None if no gradient is given."""
-        if self.spec.gradient is None:
+    def verdict(self) -> theory.Verdict | None:
+        """Whether the training will withstand; None if no signal is given."""
+        spec = self.spec
+        if spec.signal is None or spec.distance is None:
             return None
-        return theory.withstands(self.radius, self.spec.gradient, self.swing)
+        return theory.predict_withstanding(
+            self.push, spec.signal, spec.distance, spec.path
+        )
+
+    @property
+    def gain_over_alone(self) -> float | None:
+        """The harm that a client's own noise does alone over that of adversaries."""
+        spec = self.spec
+        if spec.f == 0:
+            return None
+        memory = spec.steps * (1.0 - spec.momentum) / (1.0 + spec.momentum)
+        return theory.compare_with_alone(spec.n, spec.f, spec.d, self.kappa, memory)
 
     @property
     def training(self) -> Expectation:
@@ -148,7 +175,6 @@ def forecast(spec: FederationSpec) -> Forecast:
     # Refused before the noise is calibrated, which takes a second.
     theory.mean_estimation_bound(n, f, d, 0.0, kappa, spread)
     left = theory.noise_in_momentum(1.0, spec.momentum)
-    swing = theory.swing_factor(spec.momentum, spec.learning_rate, spec.smoothness)
     plan = spec.make_plan()
     epsilon = plan.epsilon(spec.steps, spec.delta)
     std = spec.clip_norm if spec.gradient_std is None else spec.gradient_std
@@ -165,7 +191,7 @@ def forecast(spec: FederationSpec) -> Forecast:
         noise,
         theory.noise_spread(n - f, d, noise)[1],
         theory.stopping_radius(*step),
-        swing,
+        theory.push_radius(*step[:5], spec.steps, *step[5:]),
     )
 
 
@@ -190,6 +216,21 @@ def list_alternatives(now: Forecast) -> Iterator[tuple[str, FederationSpec]]:
     for other in epsilon_by_sampling(now):
         if other != spec.sampling:
             yield f"{other} batches", replace(spec, sampling=other)
+    if spec.b < spec.m:
+        yield f"b = {spec.m}", replace(spec, b=spec.m)
+    if spec.steps > 1:
+        yield f"T = {spec.steps // 2}", replace(spec, steps=spec.steps // 2)
+    yield f"T = {2 * spec.steps}", replace(spec, steps=2 * spec.steps)
+    yield (
+        f"rate = {spec.learning_rate / 2:g}",
+        replace(spec, learning_rate=spec.learning_rate / 2),
+    )
+    # What a smaller clip leaves of the signal is in proportion to it or more.
+    signal = None if spec.signal is None else spec.signal / 2
+    yield (
+        f"C = {spec.clip_norm / 2:g}",
+        replace(spec, clip_norm=spec.clip_norm / 2, signal=signal),
+    )
 
 
 def to_json(now: Forecast, others: Alternatives) -> dict[str, object]:
@@ -219,8 +260,9 @@ def to_json(now: Forecast, others: Alternatives) -> dict[str, object]:
         "smea_bound": _trilemma_to_json(now.upper) | {"combined": now.upper.combined},
         "noise_spread": now.noise_spread,
         "stopping_radius": now.radius,
-        "swing": now.swing,
-        "withstands": now.withstands,
+        "push_radius": now.push,
+        "withstands": now.verdict,
+        "gain_over_alone": now.gain_over_alone,
         "what_if": [
             {
                 "change": change,
@@ -230,7 +272,8 @@ def to_json(now: Forecast, others: Alternatives) -> dict[str, object]:
                 "lower_bound_factor": then.lower.total / now.lower.total,
                 "smea_bound_factor": then.upper.combined / now.upper.combined,
                 "stopping_radius": then.radius,
-                "withstands": then.withstands,
+                "push_radius": then.push,
+                "withstands": then.verdict,
             }
             for change, then in others
         ],

@@ -38,7 +38,15 @@ from flwr_safedshb.cli._forecast import (
 )
 from flwr_safedshb.cli._plan_theory import print_theory
 from flwr_safedshb.privacy.samplers import load_samplers
-from flwr_safedshb.theory.resilience import MARGIN
+from flwr_safedshb.theory.resilience import (
+    DOES_NOT_PAY,
+    LOST_RATIO,
+    LOST_REACH,
+    PAYS,
+    SAFE_RATIO,
+    SAFE_REACH,
+    attack_ratios,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,7 +55,7 @@ if TYPE_CHECKING:
 
 def describe_verdicts(now: Forecast) -> list[str]:
     """Return what to expect of the training, one sentence or two each, worst first."""
-    return [_describe_training(now), _describe_withstanding(now)]
+    return [_describe_training(now), _describe_withstanding(now), _describe_gain(now)]
 
 
 def _describe_training(now: Forecast) -> str:
@@ -60,27 +68,50 @@ def _describe_training(now: Forecast) -> str:
 
 
 def _describe_withstanding(now: Forecast) -> str:
-    """Say whether the training is likely to withstand its attackers."""
+    """Say whether the training will withstand its attackers."""
     spec = now.spec
     if spec.f == 0:
         return (
             "[bold]Attackers:[/bold] none is withstood. With f = 0 a single hostile "
             "client can ruin the model; set -f."
         )
-    if spec.gradient is None:
+    if spec.signal is None or spec.distance is None:
+        proof = "proved, with probability 0.95"
+        if spec.b < spec.m:
+            proof += ", but for the chance of the batches"
         return (
-            f"[bold]Attackers:[/bold] no {spec.f} of {spec.n} can reverse a step whose "
-            f"gradient is longer than {now.radius:.3g} (proved for one step). Give "
-            "--gradient, its norm at the first model, to learn whether the training is "
-            "likely to withstand them."
+            f"[bold]Attackers:[/bold] no {spec.f} of {spec.n} move an aggregate "
+            f"farther than {now.push:.3g} from the honest mean in the whole run "
+            f"({proof}). Give --signal and --distance, which "
+            "safedshb tune measures on public or made-up data, to learn whether the "
+            "training will withstand them."
         )
-    likely = "likely" if now.withstands else "not likely"
+    ratio, reach = attack_ratios(now.push, spec.signal, spec.distance, spec.path)
+    color = {"will withstand": "green", "will not withstand": "red"}.get(
+        str(now.verdict), "yellow"
+    )
     return (
-        f"[bold]Attackers:[/bold] it is [bold]{likely}[/bold] that the training keeps "
-        f"half of its progress under {spec.f} of {spec.n} who push in every step: they "
-        f"can cancel a gradient of {now.radius * now.swing / MARGIN:.3g}, and yours is "
-        f"{spec.gradient:.3g} at first (an estimate, fitted on one task and wrong more "
-        "often on others: see the robustness page)."
+        f"[bold]Attackers:[/bold] [bold {color}]{now.verdict}[/] (half of the progress "
+        f"stays under {spec.f} of {spec.n} who push in every step): a push is at most "
+        f"{ratio:.3g} times the signal (safe up to {SAFE_RATIO:g}, lost from "
+        f"{LOST_RATIO:g}), and pushes could carry the model {reach:.3g} times the way "
+        f"that it has to go (safe up to {SAFE_REACH:g}, lost from {LOST_REACH:g}). An "
+        "estimate; the robustness page says how often it was right."
+    )
+
+
+def _describe_gain(now: Forecast) -> str:
+    """Say whether a federation under attack is better than a client alone."""
+    gain = now.gain_over_alone
+    if gain is None:
+        return "[bold]Better than alone?[/bold] yes, if nobody is hostile."
+    answer = "likely" if gain >= PAYS else "unlikely" if gain <= DOES_NOT_PAY else None
+    return (
+        f"[bold]Better than alone?[/bold] [bold]{answer or 'cannot say'}[/bold]: "
+        f"alone at the same epsilon, a client's own noise does {gain:.2g} times the "
+        f"harm that attackers do here (likely from {PAYS:g}, unlikely up to "
+        f"{DOES_NOT_PAY:g}). A client with plenty of data needs nobody: there it pays "
+        "little in any case."
     )
 
 
@@ -133,6 +164,7 @@ def _make_what_if_table(now: Forecast, others: Alternatives) -> Table:
     table.add_column("change")
     for column in ("epsilon", "noise", "kappa", "error*", "radius"):
         table.add_column(column, justify="right")
+    table.add_column("attackers" if now.verdict else "")
     for change, then in others:
         table.add_row(
             change,
@@ -141,6 +173,7 @@ def _make_what_if_table(now: Forecast, others: Alternatives) -> Table:
             f"{then.kappa:.4g}",
             f"x {then.upper.combined / now.upper.combined:.3g}",
             f"{then.radius:.3g}",
+            then.verdict or "",
         )
     table.caption = "* the proved bound on the squared error of one step of SMEA"
     table.caption_justify = "left"
@@ -196,6 +229,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     noise.add_argument("--epsilon", type=float, help="target that noise is made for")
     noise.add_argument(
         "-s", "--noise-multiplier", type=float, help="sigma_DP in units of 2C/b"
+    )
+    parser.add_argument(
+        "--decay",
+        choices=["constant", "linear"],
+        default="constant",
+        help="of the learning rate, to 0 where linear (constant)",
     )
     parser.add_argument(
         "--sampling", choices=list(load_samplers()), default="fixed", help="(fixed)"

@@ -64,8 +64,9 @@ def read_node_file(path: Path) -> NodeFile:
     table = content.pop(TABLE, None)
     connection = None if table is None else _parse_connection(path, table)
     config = flatten_config(content)
-    if connection is not None:
-        # A node signs receipts with the key that the SuperLink knows it by.
+    if connection is not None and config.get("sandbox") is not True:
+        # A node signs receipts with the key that the SuperLink knows it by. Workers do
+        # that, so one that is confined makes a key of its own, beside the ledger.
         config.setdefault("receipt-key", str(connection.key))
     return NodeFile(path, config, connection)
 

@@ -25,13 +25,14 @@ from flwr_safedshb.node.log_tail import LogTail
 from flwr_safedshb.node.node_file import NodeFile
 from flwr_safedshb.node.node_status import NodeStatus
 from flwr_safedshb.node.owner_rules import OwnerRules
+from flwr_safedshb.node.sandbox import check_sandbox
 from flwr_safedshb.node.stop_request import StopRequest
 from flwr_safedshb.node.worker_pool import ForkServer
 
 # A SuperLink without a gate refuses a node for up to a minute after a kill.
 _RESTART_SECONDS = 5.0
 # In which a SuperNode takes leave of its SuperLink.
-_STOP_SECONDS = 4.0
+_STOP_SECONDS = 2.0
 # Linux's table of TCP sockets, and its words for "listens" and 127.0.0.1.
 _SOCKETS = Path("/proc/net/tcp")
 _LISTEN, _LOOPBACK = "0A", "0100007F"
@@ -57,6 +58,8 @@ class NodeService:
         self._node, self._insecure = node, insecure
         self.approvals = Approvals.parse(node.config.get(KEY))
         self._rules = OwnerRules(node)
+        key = [] if node.connection is None else [node.connection.key]
+        check_sandbox(node.config, [node.path, *key])
         folder = node.config.get("state-dir")
         self.status = NodeStatus(None if folder is None else Path(str(folder)))
         self._supernode: subprocess.Popen[bytes] | None = None

@@ -12,7 +12,7 @@ from typing import Self
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Seconds in which a node may end by itself.
-_PATIENCE_SECONDS = 8.0
+_PATIENCE_SECONDS = 6.0
 
 
 class StopRequest:
@@ -20,7 +20,7 @@ class StopRequest:
 
     A handler that raises is lost wherever the interrupted code catches exceptions, as
     code that retries does. This one raises nothing. It makes the flag readable, and
-    calls `end_now` after 8 s if the context was not left by then.
+    calls `end_now` after 6 s if the context was not left by then.
 
     Parameters
     ----------

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from flwr_safedshb.node.owner_rules import Permission
+from flwr_safedshb.node.sandbox import SANDBOX, confine
 from flwr_safedshb.sanitize import escape
 
 if TYPE_CHECKING:
@@ -146,8 +147,8 @@ def _run_worker(link: socket.socket, folder: Path) -> NoReturn:
     try:
         with tempfile.TemporaryDirectory(prefix="run-", dir=folder) as home:
             # Unpacked where only this worker looks, and gone with it.
-            os.environ["FLWR_HOME"] = home
-            worker = Worker(link)
+            os.environ["FLWR_HOME"] = os.environ["TMPDIR"] = tempfile.tempdir = home
+            worker = Worker(link, home)
             while (packet := receive_packet(link)) is not None:
                 worker.handle_task(packet)
         code = 0
@@ -169,8 +170,9 @@ def _describe_message(metadata: Metadata) -> str:
 class Worker:
     """Serve one run: its app is loaded with the first message."""
 
-    def __init__(self, link: socket.socket) -> None:
-        self._link = link
+    def __init__(self, link: socket.socket, home: str) -> None:
+        self._link, self._home = link, home
+        self._has_begun = False
         self._app: ClientApp | None = None
         self._app_hash = ""
 
@@ -186,9 +188,13 @@ class Worker:
             send_packet(self._link, {"head": head.hex(), "about": about})
 
         runtime = Runtime(str(packet["address"]))
+        permission = Permission(packet["config"], packet["refusal"])  # type: ignore[arg-type]
+        # Before there is another thread, and before anything of the app is here.
+        if permission.config.get(SANDBOX) is True and not self._has_begun:
+            confine(permission.config, self._home, runtime.port)
+        self._has_begun = True
         task = ClientTask(runtime, str(packet["token"]), on_message)
         try:
-            permission = Permission(packet["config"], packet["refusal"])  # type: ignore[arg-type]
             refusal = self._find_refusal(task.bundle.hash, permission)
             if refusal is not None:
                 log(WARNING, "Refused: %s", refusal)

@@ -211,7 +211,11 @@ def make_owned_examples(
             "for each"
         )
     if not numbers:
-        raise DatasetError("no example has an owner")
+        raise DatasetError(
+            f"no example has an owner; owners={key!r} must be a key of the items"
+            if key
+            else "no example has an owner; owners must say whose each is"
+        )
     if missing := int((codes == _NOBODY).sum()):
         log_unusable(missing, ValueError("no owner; leave these examples out"))
     return OwnedExamples(examples, codes, len(numbers), max_per_owner)
@@ -236,19 +240,11 @@ def _read_owner(dataset: object, index: int, key: str) -> object:
     """Return whose an item is; None if it cannot be read."""
     try:
         item = cast(Any, dataset)[index]
-        found = isinstance(item, Mapping) and key in item
+        return item[key] if isinstance(item, Mapping) and key in item else None
     except BaseException as error:
         reraise_stop(error)
         log_unusable(1, error)
         return None
-    if not found:
-        if index == 0:
-            raise DatasetError(
-                f"owners={key!r} is not a key of the items; give owners as an array "
-                "with one entry for each item"
-            )
-        return None
-    return cast(object, item[key])
 
 
 def _number_owner(name: object, numbers: dict[Hashable, int]) -> int:

@@ -78,7 +78,8 @@ class AdversarialGrid(WrappedGrid):
         Seeds the generator given to `attack`.
     gradient : callable, optional
         Maps the arrays of the model in a training message to the gradient of the loss
-        on the adversaries' own examples, for an `Attack` that uses it.
+        on the adversaries' own examples, for an `Attack` that uses it; or of another
+        goal, as a `PushPlanner` does. It is called once a round.
     """
 
     def __init__(

@@ -51,10 +51,13 @@ from flwr_safedshb.theory.filtering import (
     kappa_filter_paper as kappa_filter_paper,
 )
 from flwr_safedshb.theory.resilience import (
+    Verdict as Verdict,
+    attack_ratios as attack_ratios,
+    compare_with_alone as compare_with_alone,
     mean_estimation_bound as mean_estimation_bound,
+    predict_withstanding as predict_withstanding,
+    push_radius as push_radius,
     stopping_radius as stopping_radius,
-    swing_factor as swing_factor,
-    withstands as withstands,
 )
 from flwr_safedshb.theory.robustness import (
     check_num_malicious as check_num_malicious,

@@ -86,6 +86,13 @@ BENCHMARKS = {
             Threshold("momentum found after kill -9", ">=", 1, "of them"),
         ),
     ),
+    "owners": Benchmark(
+        "Persons as the unit",
+        tuple(
+            Threshold(f"{model}: by person / by example", "<=", 1.3)
+            for model in STEP_MODELS
+        ),
+    ),
     "startup": Benchmark(
         "Start-up", (Threshold("client ready", "<=", 1.5, "imports of torch"),)
     ),

@@ -22,10 +22,10 @@ from simulations.chaos.trial import WHOLE, FaultTrial
 
 Strike = Callable[[FaultTrial, int, int], None]
 # Of which training a fault is a part: each has its own.
-Run = Literal["baseline", "nodes", "server"]
-# What must hold of the struck round: no part of the node in any; nobody else joins; it
-# is done without the node, which comes back; it is done again by all.
-Effect = Literal["no part", "none", "missed", "again"]
+Run = Literal["baseline", "door", "nodes", "server"]
+# What must hold of the struck round: no part of the node in any; nobody else joins; all
+# have a part; it is done without the node, which comes back; it is done again by all.
+Effect = Literal["no part", "none", "whole", "missed", "again"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ _NO_REPLY = r"No reply from (\d+, )*{node}\b"
 _LOST = r"Node {node} is excluded: .*(the node was started again|Node Unavailable)"
 _REFUSED = r"Node {node} .*the privacy ledger of this node cannot be used"
 _JOIN = r"activate-node.*No SuperNode found with the given public key"
+_RETRIED = r"Connection attempt failed, retrying"
 STRANGER = "stranger"
 EXPIRED = "certificate has expired"
 UNSIGNED = "the call is not signed by a node's key"
@@ -78,9 +79,40 @@ def kill_node(trial: FaultTrial, node: int, step: int) -> None:
     trial.let_go(node, step)
 
 
+def stop_node(trial: FaultTrial, node: int, step: int) -> None:
+    """Stop the node by SIGTERM in the middle of a step: it ends, and its worker."""
+    trial.wait_held(node, step)
+    trial.federation.stop(f"node-{node}")
+    trial.let_go(node, step)
+
+
 def restart_node(trial: FaultTrial, node: int, step: int) -> None:
     """Start the node again, as systemd does."""
     trial.restart_nodes(node)
+
+
+def kill_gate(trial: FaultTrial, node: int, step: int) -> None:
+    """Kill -9 the gate while the node computes and the others wait for work."""
+    trial.wait_held(node, step)
+    trial.federation.kill("gate")
+
+
+def restart_gate(trial: FaultTrial, node: int, step: int) -> None:
+    """Start the gate again, and let the node answer."""
+    trial.federation.start_gate()
+    trial.let_go(node, step)
+
+
+def kill_proxy(trial: FaultTrial, node: int, step: int) -> None:
+    """Kill -9 HAProxy while the node computes and the others wait for work."""
+    trial.wait_held(node, step)
+    trial.federation.kill("proxy")
+
+
+def restart_proxy(trial: FaultTrial, node: int, step: int) -> None:
+    """Let the node answer, which finds nobody, and start HAProxy again."""
+    trial.let_go(node, step)
+    trial.federation.start_proxy()
 
 
 def fill_disk(trial: FaultTrial, node: int, step: int) -> None:
@@ -223,6 +255,15 @@ FAULTS = (
     Fault("unapproved-app", "a run brings an app that no owner approved",
           "baseline", 0, 1, None, bring_apps, do_nothing,
           "node-0", APP_REFUSED, "none"),
+    Fault("gate-killed", "gate killed in a round",
+          "door", 0, 1, "hold-before", kill_gate, restart_gate,
+          "node-1", _RETRIED, "whole"),
+    Fault("proxy-killed", "HAProxy killed in a round",
+          "door", 1, 2, "hold-after", kill_proxy, restart_proxy,
+          "node-1", _RETRIED, "whole"),
+    Fault("gate-killed-late", "gate killed while a node replies",
+          "door", 2, 3, "hold-after", kill_gate, restart_gate,
+          "node-1", _RETRIED, "whole"),
     Fault("killed-before", "SuperNode killed before it charged",
           "nodes", 0, 1, "hold-before", kill_node, restart_node,
           "server", _LOST, "missed"),
@@ -241,12 +282,18 @@ FAULTS = (
     Fault("corrupt-ledger", "the ledger is corrupted",
           "nodes", 1, 3, "hold-before", corrupt_ledger, restore_ledger,
           "server", _REFUSED, "missed"),
+    Fault("stopped", "node stopped by SIGTERM in the middle of a step",
+          "nodes", 2, 4, "hold-after", stop_node, restart_node,
+          "server", _LOST, "missed", dies_charged=True),
     Fault("wrong-clock", "node's clock is an hour ahead",
           "nodes", 3, 4, "hold-before", advance_clock, delay_clock,
           "gate", UNSIGNED, "missed"),
     Fault("server-app-killed", "server app killed in a round",
           "server", 0, 1, "hold-after", kill_server_app, submit_again,
           "server", r"Resuming from .* after round 1$", "again"),
+    Fault("server-app-killed-early", "server app killed before a node has charged",
+          "server", 0, 2, "hold-before", kill_server_app, submit_again,
+          "server", r"Resuming from .* after round 2$", "again"),
     Fault("superlink-killed", "SuperLink killed in a round",
           "server", 1, 3, "hold-after",
           kill_superlink, restart_superlink,

@@ -166,6 +166,10 @@ def _check_effect(trial: FaultTrial, fault: Fault) -> tuple[str, list[str]]:
             times = trial.list_asked(node).count(fault.step)
             wrong = [] if times == 2 else [f"round {round_} was done {times} times"]
             return f"round {round_} is done again", wrong
+        case "whole":
+            away = [n for n in HONEST if fault.step not in trial.list_used(n)]
+            wrong = [f"round {round_} was without node {n}" for n in away]
+            return "none", wrong
         case "none":
             sent, _ = trial.read_messages()
             known = trial.federation.node_ids.values()

@@ -1,6 +1,6 @@
 """Data for simulations: where they come from, and who holds what."""
 
-from simulations.data.bundled import BreastCancer, Digits, Synthetic
+from simulations.data.bundled import BreastCancer, Digits, FLChain, Synthetic
 from simulations.data.federation import (
     Examples,
     Federation,
@@ -20,6 +20,7 @@ __all__ = [
     "Digits",
     "Dirichlet",
     "Examples",
+    "FLChain",
     "FashionMNIST",
     "Federation",
     "Iid",

@@ -90,3 +90,53 @@ class Digits:
         pixels, labels = load_digits(return_X_y=True)
         inputs = (pixels / 16).astype(np.float32).reshape(-1, 1, 8, 8)
         return Table(inputs, labels.astype(np.int64), 10, self.test_fraction)
+
+
+@dataclass(frozen=True)
+class FLChain:
+    """Patients of Olmsted County, dead (1) within ten years or not (0), by blood tests.
+
+    FLCHAIN (Dispenzieri et al. 2012): age, sex, kappa and lambda free light chains,
+    creatinine and whether it was measured, monoclonal gammopathy; and the products of
+    any two of these. Logarithms of what is skewed, scaled by round numbers. Patients
+    who were alive when they were last seen, before ten years, are left out.
+    """
+
+    test_fraction: float
+
+    def load(self) -> Table:
+        """Return inputs of shape (6834, 35), in two classes."""
+        try:
+            from sksurv.datasets import load_flchain
+        except ImportError as error:
+            raise ImportError(
+                "data=flchain needs scikit-survival, which ships it: pip install "
+                "flwr-safedshb[medical]"
+            ) from error
+
+        patients, outcomes = load_flchain()
+        years = outcomes["futime"] / 365.25
+        known = outcomes["death"] | (years >= 10.0)
+        measured = patients["creatinine"].notna()
+        measures = np.column_stack(
+            [
+                (patients["age"].astype(float) - 65.0) / 15.0,
+                np.where(patients["sex"] == "M", 1.0, -1.0),
+                np.log(patients["kappa"].astype(float)),
+                np.log(np.maximum(patients["lambda"].astype(float), 0.04)),
+                np.log(patients["creatinine"].astype(float).fillna(1.0)),
+                ~measured,
+                patients["mgus"] == "yes",
+            ]
+        )
+        measures = np.clip(measures, -2.0, 2.5)
+        first, second = np.triu_indices(measures.shape[1])
+        inputs = np.hstack([measures, measures[:, first] * measures[:, second]])
+        inputs /= np.sqrt(inputs.shape[1])
+        labels = outcomes["death"] & (years <= 10.0)
+        return Table(
+            inputs[known].astype(np.float32),
+            labels[known].astype(np.int64),
+            2,
+            self.test_fraction,
+        )

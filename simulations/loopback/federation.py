@@ -92,6 +92,7 @@ class Deployment(Runs):
         )
         super().__init__(processes, app, num_nodes, virtual)
         self.kill = self._processes.kill
+        self.stop = self._processes.stop
         self.is_running = self._processes.is_running
         self.log = self._processes.log
         self.close = self._processes.close

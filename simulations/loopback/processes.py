@@ -135,6 +135,22 @@ class Processes:
         _signal(process, signal.SIGKILL)
         process.wait()
 
+    def stop(self, name: str) -> None:
+        """Send SIGTERM to one process, not to what it started; wait for its end.
+
+        Raises
+        ------
+        RuntimeError
+            If it does not end by itself.
+        """
+        process = self._running[name]
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"{name} ignores SIGTERM:\n{self.log(name)}") from None
+        del self._running[name]
+
     def kill_matching(self, *words: str) -> int:
         """Kill descendants whose command lines have all the words; return how many.
 

@@ -8,7 +8,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from flwr_safedshb.algorithm.schedules import Constant, Rates, rates_at
+from flwr_safedshb.algorithm.schedules import Constant, LinearDecay, Rates, rates_at
 from flwr_safedshb.theory import NonConvex, StronglyConvex
 from simulations.config import compose_config
 from simulations.engines import run
@@ -25,6 +25,15 @@ def rates_of(overrides: str) -> tuple[Rates, DictConfig]:
         build_untrained(SMALL + overrides),
     )
     return make_schedule(cfg, data, model, instantiate(cfg.aggregation)), cfg
+
+
+def test_a_linear_decay_keeps_its_last_rate() -> None:
+    rates, cfg = rates_of("schedule=linear steps=4 server_learning_rate=2 momentum=0.7")
+    given = rates.learning_rate, rates.momentum
+    found = [rates_at(*given, step) for step in range(cfg.steps + 1)]
+    assert found == [(2.0, 0.7), (1.5, 0.7), (1.0, 0.7), (0.5, 0.7), (0.5, 0.7)]
+    with pytest.raises(ValueError, match="steps=0 must be at least 1"):
+        LinearDecay(1.0, 0.9, 0)
 
 
 def test_constants_and_functions_of_the_step() -> None:

@@ -32,7 +32,7 @@ def test_a_verdict_comes_first_and_theory_on_demand(
 ) -> None:
     text = " ".join(planned(capsys, PAPER + " -s 1").split())
     assert text.startswith("Noise: The noise leaves room to train: noise load 0.019")
-    assert "Attackers: no 3 of 7 can reverse a step whose gradient" in text
+    assert "Attackers: no 3 of 7 move an aggregate farther than 0.189" in text
     assert "epsilon 1.014 of one example at delta 0.0001, over all steps" in text
     assert "0.541 with poisson batches and the same noise" in text
     assert "noise multiplier 1 " in text
@@ -159,7 +159,8 @@ def test_what_if(capsys: pytest.CaptureFixture[str]) -> None:
     changes = {row["change"]: row for row in found["what_if"]}
     assert list(changes) == [
         "n = 6", "n = 4", "f = 2", "f = 0", "momentum = 0.995", "m = 1000",
-        "epsilon = 0.5", "epsilon = 2", "poisson batches",
+        "epsilon = 0.5", "epsilon = 2", "poisson batches", "T = 2", "rate = 0.5",
+        "C = 0.5",
     ]  # fmt: skip
     # Lower bound: (d + f)/n.
     assert changes["n = 6"]["lower_bound_factor"] == pytest.approx(5 / 6)
@@ -240,17 +241,35 @@ def test_it_says_whether_a_training_withstands(
     # Not what it would be otherwise: that takes longest, and is tested above.
     monkeypatch.setattr("flwr_safedshb.cli.plan.list_alternatives", lambda now: [])
     assert told(capsys, PAPER + " -s 1")["withstands"] is None
-    steep = " --gradient 0.1 --smoothness 0.2"
-    low, high = (told(capsys, PAPER + f" -s {s}" + steep) for s in (0.1, 3))
-    assert (low["withstands"], high["withstands"]) == (True, False)
-    assert low["swing"] == pytest.approx(20**0.5)
-    # Swings count, and a smaller learning rate makes them smaller.
-    slow = told(capsys, PAPER + " -s 1 --learning-rate 0.01" + steep)
-    assert (slow["swing"], slow["withstands"]) == (1.0, True)
-    fast = told(capsys, PAPER + " -s 1" + steep)
-    assert not fast["withstands"]
-    main(["plan", *PAPER.split(), "-s", "1", *steep.split()])
-    assert "not likely that the training keeps half" in capsys.readouterr().out
+    task = " --signal 0.064 --distance 12.6"
+    low, middle, high = (
+        told(capsys, PAPER + f" -s {s}" + task) for s in (0.01, 0.3, 3)
+    )
+    assert low["withstands"] == "will withstand"
+    assert middle["withstands"] == "cannot say"
+    assert high["withstands"] == "will not withstand"
+    # The same push, for longer steps than the way has room for.
+    far = told(capsys, PAPER + " -s 0.01 --learning-rate 30" + task)
+    assert far["push_radius"] == low["push_radius"]
+    assert far["withstands"] == "will not withstand"
+    slow = told(capsys, PAPER + " -s 0.01 --learning-rate 30 --decay linear" + task)
+    assert slow["withstands"] != "will withstand"
+    main(["plan", *PAPER.split(), "-s", "3", *task.split()])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Attackers: will not withstand" in printed
+    assert "Better than alone? unlikely" in printed
+    assert main(["plan", *PAPER.split(), "-s", "1", "--signal", "1"]) == 2
+    assert "distance=None need each other" in capsys.readouterr().err
+
+
+def test_what_ifs_vary_the_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    small = "-n 5 -f 1 -m 100 -d 5 -b 50 -T 4 --delta 1e-4 --epsilon 3 --momentum 0.5"
+    found = told(capsys, small + " --signal 0.2 --distance 2 --learning-rate 2")
+    changes = {one["change"]: one for one in found["what_if"]}
+    assert {"b = 100", "T = 2", "T = 8", "rate = 1", "C = 0.5"} <= changes.keys()
+    assert changes["b = 100"]["push_radius"] < found["push_radius"]
+    assert changes["C = 0.5"]["push_radius"] == pytest.approx(found["push_radius"] / 2)
+    assert all(one["withstands"] for one in changes.values())
 
 
 def test_answers_cost_and_are_as_precise_as_is_said(

@@ -1,6 +1,5 @@
 """Flower is patched only where it is known, and it is said loudly where it is not."""
 
-import time
 from collections.abc import Iterator
 from logging import WARNING
 from types import SimpleNamespace
@@ -88,7 +87,6 @@ def other(*_: object) -> None:
         (patch_grid.PATCH, HttpGrid, "_runtime_client"),
         (supernode.PATCH, main_loop, "_push_messages"),
         (supernode.PATCH, main_loop, "start_client_internal"),
-        (supernode.PATCH, main_loop, "time"),
         (supernode.PATCH, fleet_http_connection, "http_request_response"),
         (supernode.PATCH, runtime_handlers, "push_messages"),
         (runtime_client.PATCH, runtime_client, "pull_task_input"),
@@ -116,7 +114,6 @@ def test_a_supernode_of_another_version_runs_unchanged(
     limits = supernode.default_limits().keepalive_expiry
     supernode.patch_supernode()
     assert [main_loop._push_messages, runtime_handlers.push_messages] == before
-    assert vars(main_loop)["time"] is time
     assert supernode.default_limits().keepalive_expiry == limits
     assert "SuperNode" in caplog.text
 

@@ -165,6 +165,7 @@ def test_the_guide_brings_up_a_federation_that_trains(tmp_path: Path) -> None:
         check_the_gate_is_closed(machine)
     assert "fit to join" in said["safedshb doctor"]
     assert "NOT fit" not in said["safedshb doctor"]
+    assert "it tells no time" not in said["safedshb doctor"]
     assert "CAN ANYONE JOIN" not in said["flwr run"]
     check_the_run(machine, said)
 

@@ -36,6 +36,13 @@ def test_the_connection_is_apart_from_the_config(tmp_path: Path) -> None:
     assert node.connection.key == Path("/keys/node.key")
 
 
+def test_the_nodes_key_is_not_handed_to_confined_workers(tmp_path: Path) -> None:
+    open_node = read_node_file(written(tmp_path))
+    confined = read_node_file(written(tmp_path, f"sandbox = true\n{FILE}"))
+    assert open_node.config["receipt-key"] == "/keys/node.key"
+    assert "/keys/node.key" not in confined.config.values()
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -1,5 +1,7 @@
 """From a SuperNode replies leave whole, once, and as soon as they can."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -177,18 +179,6 @@ def test_half_a_reply_of_which_nothing_comes_is_given_up(played: Played) -> None
     assert len(played.store) == 0
 
 
-def test_a_call_for_work_follows_at_once_if_the_last_was_held(
-    played: Played,
-) -> None:
-    clock = supernode.PollClock()
-    clock.sleep(3)
-    played.now += 1.0
-    clock.sleep(3)
-    played.now += 20.0
-    clock.sleep(3)
-    assert played.slept == [3.0, 2.0, 0.0]
-
-
 @pytest.mark.process
 def test_a_supernode_ends_with_who_started_it(tmp_path: Path) -> None:
     (tmp_path / "parent.py").write_text(
@@ -202,7 +192,9 @@ def test_a_supernode_ends_with_who_started_it(tmp_path: Path) -> None:
         "time.sleep(600)\n"
     )
     command = [sys.executable, str(tmp_path / "parent.py"), str(free_port())]
+    # The package is found as this process finds it, installed or not.
     environment = {**OFFLINE, "FLWR_HOME": str(tmp_path), "PATH": ""}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, text=True
     ) as parent:
@@ -214,3 +206,22 @@ def test_a_supernode_ends_with_who_started_it(tmp_path: Path) -> None:
     while child.exists():
         assert time.monotonic() < deadline
         time.sleep(0.2)
+
+
+@pytest.mark.process
+def test_a_supernode_whose_main_loop_has_ended_does_not_stay() -> None:
+    """As after an error over an expired certificate: its Runtime API would stay."""
+    script = """if True:
+        import runpy, sys, threading, time
+        import flwr.supernode.cli as cli
+        def end():
+            threading.Thread(target=time.sleep, args=(3600.0,)).start()
+        cli.flower_supernode = end
+        sys.argv = ["supernode"]
+        module = "flwr_safedshb.node.flower_patches.supernode"
+        runpy.run_module(module, run_name="__main__")
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment, timeout=HANGS, check=False)
+    assert done.returncode == -signal.SIGTERM

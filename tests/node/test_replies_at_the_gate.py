@@ -11,6 +11,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 from flwr.app.message import array as flower_array
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from google.protobuf import wrappers_pb2
 
 from flwr_safedshb.flower.compat import set_process_run
 from flwr_safedshb.flower.object_tree import walk_tree
@@ -19,6 +20,7 @@ from flwr_safedshb.node.flower_patches.fleet_api import (
     fleet_pb2,
     pack_message,
 )
+from flwr_safedshb.node.gate.backend import encode_varint
 from flwr_safedshb.node.gate.limits import Limits
 from flwr_safedshb.node.gate.message_size import measure_message, measure_object
 from simulations.chaos.hostile.attacks import change_array
@@ -280,3 +282,10 @@ def test_a_node_waits_for_work_once(tmp_path: Path) -> None:
             assert len((await second).messages_list) == 1
 
     visited(tmp_path, visit, limits)
+
+
+@pytest.mark.parametrize("number", [0, 1, 127, 128, 300, 2**20, 2**35 + 7])
+def test_numbers_are_written_as_protobuf_does(number: int) -> None:
+    """Objects are streamed behind such a number and never serialized."""
+    written = wrappers_pb2.UInt64Value(value=number).SerializeToString()
+    assert encode_varint(number) == (written[1:] or b"\0")

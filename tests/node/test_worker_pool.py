@@ -210,7 +210,7 @@ def test_a_bundle_is_judged_by_its_bytes_before_it_is_unpacked(
     loaded: str, approved: frozenset[str] | None, words: str | None
 ) -> None:
     link, _ = socket.socketpair()
-    worker = Worker(link)
+    worker = Worker(link, "")
     worker._app_hash = loaded
     # What the run says of itself is no matter.
     bundle = AppBundle(b"app", "approved/app", "1.0")

@@ -19,6 +19,7 @@ from flwr_safedshb.privacy.private_gradient import (
     BatchSource,
     draw_batch,
     private_gradient,
+    private_vector,
 )
 from flwr_safedshb.privacy.randomness.noise import (
     Randomness,
@@ -26,6 +27,7 @@ from flwr_safedshb.privacy.randomness.noise import (
     SeededRandomness,
 )
 from flwr_safedshb.privacy.samplers.standard import Fixed
+from flwr_safedshb.simulation.batched import private_vectors
 from tests.clipping import cross_entropy
 
 torch.set_num_threads(1)
@@ -268,6 +270,22 @@ def test_planted_defects_move_a_gradient_further(
 ) -> None:
     plant(monkeypatch)
     assert find_largest_move("fixed") > 1.05
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_clients_in_one_batch_get_the_gradients_they_have_alone(sampling: str) -> None:
+    torch.manual_seed(0)
+    plan = PrivacyPlan(0.5, 0.1, 4, 10, sampling=sampling, unit="person")
+    clipped = ClippedGradients(nn.Linear(4, 3), cross_entropy, 0.5, per_owner=K)
+    sources = [(make_data(seed, 2 + seed)[0], seed) for seed in range(3)]
+
+    def draw(seed: int) -> BatchSource:
+        return BatchSource(sources[seed][0], plan, SeededRandomness(seed))
+
+    together = private_vectors(clipped, [draw(seed) for seed in range(3)])
+    for seed, found in enumerate(together):
+        alone = private_vector(clipped, draw(seed))
+        assert np.allclose(found, alone, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -6,34 +6,55 @@ import numpy as np
 import pytest
 
 from flwr_safedshb import theory
-from flwr_safedshb.theory.resilience import MARGIN
+from flwr_safedshb.aggregation import SMEA
+from flwr_safedshb.attacks import Strongest
+from flwr_safedshb.theory.resilience import DOES_NOT_PAY, PAYS
 
 
-def test_pushes_add_up_where_a_model_with_momentum_swings() -> None:
-    assert theory.swing_factor(0.99, 1.0, 0.25) == pytest.approx(5.0)
-    assert theory.swing_factor(0.99, 0.5, 0.5) == pytest.approx(5.0)
-    # Overdamped: each push for itself.
-    assert theory.swing_factor(0.0, 1.0, 0.25) == 1.0
-    assert theory.swing_factor(0.99, 1.0, 0.0) == 1.0  # unknown
+def test_no_aggregate_is_farther_than_the_push_radius() -> None:
+    """Colluders stand at one honest client and go as far as SMEA lets them."""
+    n, f, d, s, steps = 7, 3, 12, 0.5, 40
+    radius = theory.push_radius(n, f, d, s, theory.kappa_smea(n, f), steps)
+    rng, worst = np.random.default_rng(0), 0.0
+    for _ in range(steps):
+        honest = s * rng.normal(size=(n - f, d))
+        sent = Strongest()(honest, f, rng, SMEA())
+        moved = SMEA()(np.vstack((honest, sent)), f) - honest.mean(axis=0)
+        worst = max(worst, float(np.linalg.norm(moved)))
+    assert 0.2 * radius < worst < radius
 
 
-def test_a_training_withstands_while_the_gradient_is_out_of_reach() -> None:
-    assert theory.withstands(0.99 * MARGIN, 1.0)
-    assert not theory.withstands(1.01 * MARGIN, 1.0)
-    assert not theory.withstands(0.6 * MARGIN, 1.0, 2.0)
+def test_the_push_radius_by_hand() -> None:
+    # h = 4, d = 16, s = 1/2, kappa = 4, T = 1: 2 (3 + (sqrt(3) + 4 + 2.4477)/4 + 1/2).
+    found = theory.push_radius(5, 1, 16, 0.5, 4.0, 1, 3.0, 0.25)
+    assert found == pytest.approx(7.0 + (3**0.5 + 4.0 + 2.44775) / 2, rel=1e-5)
+    assert theory.push_radius(5, 0, 16, 0.5, 0.0, 9) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [((1.0, 1.0, 1.0), "momentum"), ((0.9, 0.0, 1.0), "learning_rate")],
-)
-def test_what_makes_no_sense_is_refused(
-    given: tuple[float, float, float], words: str
-) -> None:
-    with pytest.raises(ValueError, match=words):
-        theory.swing_factor(*given)
-    with pytest.raises(ValueError, match="smoothness"):
-        theory.swing_factor(0.9, 1.0, -1.0)
+def test_a_training_withstands_while_the_push_is_short_and_goes_nowhere() -> None:
+    given = {"signal": 2.0, "distance": 10.0}
+    assert theory.attack_ratios(1.0, 2.0, 10.0, 5.0) == (0.5, 0.5)
+
+    def predict(push: float, path: float) -> str:
+        return theory.predict_withstanding(push, **given, path=path)
+
+    assert predict(1.99, 20.0) == "will withstand"
+    assert predict(2.01, 20.0) == "cannot say"
+    assert predict(1.99, 26.0) == "cannot say"
+    assert predict(5.0, 20.0) == "will not withstand"
+    assert predict(1.0, 180.0) == "will not withstand"
+    with pytest.raises(ValueError, match=r"signal=0\.0 must be finite and above 0"):
+        theory.predict_withstanding(1.0, 0.0, 1.0, 1.0)
+
+
+def test_many_clients_gain_over_one_alone() -> None:
+    few, many = (
+        theory.compare_with_alone(n, f, 69, theory.kappa_smea(n, f), 3.6)
+        for n, f in ((7, 3), (50, 5))
+    )
+    assert few < DOES_NOT_PAY < PAYS < many
+    # By hand: h = 4, d = 16, kappa K = 4: sqrt(4 * 16/4)/(2 + 4 + 3.6).
+    assert theory.compare_with_alone(5, 1, 16, 2.0, 2.0) == pytest.approx(4.0 / 9.6)
 
 
 def test_mean_estimation_bound_by_hand() -> None:

@@ -69,6 +69,7 @@ class Runtime:
 
     def __init__(self, address: str) -> None:
         self.address = address
+        self.port = int(address.rpartition(":")[2])
 
     @contextmanager
     def connect_with_secret(self, secret: bytes) -> Iterator[RuntimeHttpClient]:

@@ -12,8 +12,6 @@ no option changes how it waits:
 - It takes an error that comes after a reply for the answer to the next message. Here an
   extra reply is pushed only if nobody works on an answer any more.
 - It pulls and pushes every object by a call of its own. Here small ones are inlined.
-- It sleeps for 3 s after a poll that brought none. Here it polls every 3 s, and at once
-  after a poll that the gate has held for longer.
 - httpx closes idle connections after a few seconds. Here they are kept: for a new one
   the node would have to compete with whoever else comes from its address.
 
@@ -69,18 +67,6 @@ _UNDER_WAY = (Status.PENDING, Status.STARTING, Status.RUNNING)
 
 Push = Callable[..., None]
 Handler = Callable[[PushAppMessagesRequest, NodeState, Task], PushAppMessagesResponse]
-
-
-class PollClock:
-    """Stand for the module `time` in Flower's loop, which sleeps between polls."""
-
-    def __init__(self) -> None:
-        self._woke = time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        """Sleep until so many seconds after the end of the last sleep."""
-        time.sleep(max(self._woke + seconds - time.monotonic(), 0.0))
-        self._woke = time.monotonic()
 
 
 class ReplySender:
@@ -224,7 +210,6 @@ def default_limits() -> httpx.Limits:
 
 def _expectations() -> Iterator[Expectation]:
     push, start = main_loop._push_messages, main_loop.start_client_internal
-    yield "the main loop sleeps by the module time", vars(main_loop).get("time") is time
     yield (
         "_push_messages takes state, object_store, send and push_object",
         takes_arguments(push, "state", "object_store", "send", "push_object"),
@@ -237,7 +222,6 @@ def _expectations() -> Iterator[Expectation]:
         "the main loop calls _push_messages",
         uses_names(start, "_push_messages"),
     )
-    yield "the main loop sleeps for 3 s", 3 in start.__code__.co_consts
     connect = inspect.unwrap(connection.http_request_response)
     yield (
         "http_request_response makes a FleetHttpClient",
@@ -273,7 +257,7 @@ def patch_supernode() -> None:
     if not PATCH.fits():
         return
     sender = ReplySender(main_loop._push_messages)
-    vars(main_loop).update(time=PollClock(), _push_messages=sender)
+    vars(main_loop)["_push_messages"] = sender
     vars(connection)["FleetHttpClient"] = make_client_class(sender, FleetHttpClient)
     vars(handlers)["push_messages"] = wrap_push_handler(handlers.push_messages)
     keep_connections()

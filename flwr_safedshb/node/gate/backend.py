@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import httpx
 from google.protobuf.message import Message
@@ -20,8 +21,9 @@ from flwr_safedshb.node.gate.request import RejectedError, Request, Response, ma
 PREFIX = "/v1/fleet/"
 _TIMEOUT_SECONDS = 60.0
 _MAX_POLL_FACTOR = 10
-# Calls with an object that are on their way to the SuperLink, each in memory.
-_MAX_PUSHES = 2
+_CHUNK_BYTES = 512 * 2**10
+_FIELDS = message_pb2.PushObjectRequest.DESCRIPTOR.fields_by_name
+_CONTENT_FIELD: int = _FIELDS["object_content"].number
 
 
 class Backend:
@@ -58,7 +60,6 @@ class Backend:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
         )
         self.objects = ObjectCache(cache, limits.cached_bytes)
-        self._pushes = asyncio.Semaphore(_MAX_PUSHES)
         self._fetches = asyncio.Semaphore(limits.node_calls)
         self._has_work = asyncio.Event()
         self._num_waiting = 0
@@ -74,11 +75,24 @@ class Backend:
         self,
         calls: asyncio.Semaphore,
         request: Request,
-        make: Callable[[], message_pb2.PushObjectRequest],
+        to: message_pb2.PushObjectRequest,
+        content: IO[bytes],
     ) -> Response:
-        """Push an object for a node; its bytes are read when it is their turn."""
-        async with calls, self._pushes:
-            return await self._call(request, "push-object", make())
+        """Push an object for a node, a few bytes at a time; `to` is without them."""
+        size = content.seek(0, 2)
+        content.seek(0)
+        # In protobuf a field is its number and type, its length, and its bytes.
+        head = to.SerializeToString() + encode_varint(_CONTENT_FIELD << 3 | 2)
+        head += encode_varint(size)
+
+        async def stream() -> AsyncIterator[bytes]:
+            yield head
+            while chunk := content.read(_CHUNK_BYTES):
+                yield chunk
+
+        more = {"content-length": str(len(head) + size)}
+        async with calls:
+            return await self._post(request, "push-object", stream(), more)
 
     async def fetch(self, request: Request, name: str, to: Message) -> Response:
         """Make a call for all nodes: what slows one of them does not slow it."""
@@ -86,7 +100,17 @@ class Backend:
             return await self._call(request, name, to)
 
     async def _call(self, request: Request, name: str, message: Message) -> Response:
-        headers = {
+        content = message.SerializeToString(deterministic=True)
+        return await self._post(request, name, content, {})
+
+    async def _post(
+        self,
+        request: Request,
+        name: str,
+        content: bytes | AsyncIterator[bytes],
+        more: dict[str, str],
+    ) -> Response:
+        headers = more | {
             k: v for k, v in request.headers.items() if k in fleet_api.REQUEST_HEADERS
         }
         body = request.resources.enter_context(make_file())
@@ -94,7 +118,7 @@ class Backend:
             async with self.client.stream(
                 "POST",
                 f"{PREFIX}{name}",
-                content=message.SerializeToString(deterministic=True),
+                content=content,
                 headers=headers,
             ) as found:
                 async for chunk in found.aiter_bytes():
@@ -127,3 +151,12 @@ class Backend:
         """Wake those who wait for work."""
         self._has_work.set()
         self._has_work = asyncio.Event()
+
+
+def encode_varint(number: int) -> bytes:
+    """Return a number as protobuf writes it: seven bits a byte, the lowest first."""
+    encoded = bytearray()
+    while number > 127:
+        encoded.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*encoded, number])

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Awaitable
 from contextlib import suppress
-from functools import partial
 from typing import cast
 
 from google.protobuf.message import Message
@@ -304,10 +303,10 @@ class RequestHandler:
         content = await self._send(staged, self._pass_on("push-messages", first))
         response = fleet_pb2.PushMessagesResponse.FromString(content)
         for name in staged.list_pushes(first, response):
-            make = partial(staged.make_push, name, response.session_id)
-            await self._send(
-                staged, self._backend.push(self._calls, self._request, make)
-            )
+            push = staged.make_push(name, response.session_id)
+            with staged.open_object(name) as file:
+                call = self._backend.push(self._calls, self._request, push, file)
+                await self._send(staged, call)
         self._session.staging.end_reply(staged)
 
     async def _send(self, staged: StagedReply, call: Awaitable[Response]) -> bytes:

@@ -22,7 +22,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
+from typing import IO
 
 from flwr_safedshb.flower import inline_objects as inlining
 from flwr_safedshb.flower.object_tree import (
@@ -234,11 +236,15 @@ class StagedReply:
         ):
             raise RejectedError(413, "a reply that becomes larger than its question")
 
-    def read_object(self, name: str) -> bytes:
-        """Return the bytes of an object."""
+    def open_object(self, name: str) -> IO[bytes]:
+        """Return a file with the bytes of an object."""
         if name in self._inline:
-            return self._inline[name]
-        return (self._folder / name).read_bytes()
+            return BytesIO(self._inline[name])
+        return (self._folder / name).open("rb")
+
+    def _read_object(self, name: str) -> bytes:
+        with self.open_object(name) as file:
+            return file.read()
 
     def first_push(self) -> fleet_pb2.PushMessagesRequest:
         """Return the call that starts the delivery of a complete reply.
@@ -253,7 +259,7 @@ class StagedReply:
         inline = None
         if self.question.reads_inline:
             small = {
-                name: self.read_object(name)
+                name: self._read_object(name)
                 for name, part in self.parts.items()
                 if part.children or part.size <= inlining.MAX_OBJECT_BYTES
             }
@@ -274,12 +280,11 @@ class StagedReply:
         return [name for name in wanted if name in self.children and name not in inline]
 
     def make_push(self, name: str, session: str) -> message_pb2.PushObjectRequest:
-        """Return the call that pushes an object."""
+        """Return the call that pushes an object, without its bytes."""
         return message_pb2.PushObjectRequest(
             node=self.request.node,
             run_id=self.question.metadata.run_id,
             object_id=name,
-            object_content=self.read_object(name),
             session_id=session,
         )
 

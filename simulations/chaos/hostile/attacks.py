@@ -295,6 +295,27 @@ def _write_call(scene: Scene, name: str, request: Proto) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + bytes(body)
 
 
+def pad_calls(scene: Scene) -> Answer:
+    """Pad calls for work to 100 KiB with a field that nobody knows, and hold them."""
+    request = fleet_pb2.PullMessagesRequest(node=scene.node.make_proto())
+    padding = b"\xfa\x3f\x80\xa0\x06" + bytes(100 * 2**10)  # field 1023, its length
+    body = request.SerializeToString() + padding
+    until = time.monotonic() + HELD_SECONDS
+
+    def ask(_: int) -> str:
+        try:
+            with scene.node.open_link() as link:
+                link.timeout = httpx.Timeout(max(until - time.monotonic(), 0.1))
+                return describe_answer(scene.node.call("pull-messages", body, link))
+        except httpx.TimeoutException:
+            return "held"
+        except httpx.HTTPError as error:
+            return type(error).__name__
+
+    with ThreadPoolExecutor(_LINKS) as pool:
+        return count_words(pool.map(ask, range(_LINKS)))
+
+
 def send_nonsense(scene: Scene) -> Answer:
     """Send bytes that are no request, or almost one, to every call."""
     chance = random.Random(1)
@@ -338,7 +359,7 @@ ATTACKS: dict[str, Attack] = {
             reply_twice,
         ),
         *(push_two, push_too_much, read_anothers, send_away, send_bomb, confirm_early),
-        *(bill_years, read_nothing, send_nonsense, come_and_go),
+        *(bill_years, read_nothing, pad_calls, send_nonsense, come_and_go),
     )
 }
 

@@ -238,6 +238,14 @@ def test_a_fault_that_no_log_tells_of_is_a_problem(trial: FaultTrial) -> None:
     assert any("was struck and not missed" in problem for problem in finding.problems)
 
 
+def test_a_round_that_somebody_missed_is_not_whole(trial: FaultTrial) -> None:
+    killed = next(fault for fault in FAULTS if fault.key == "gate-killed")
+    (finding,) = examine_trial(
+        trial, [replace(killed, step=7, log="server")], TOLERANCE
+    )
+    assert any(text == "round 8 was without node 2" for text in finding.problems)
+
+
 def test_lost_steps_are_those_charged_and_never_used(trial: FaultTrial) -> None:
     """Node 1 dies after a charge, and computes step 1 once more than it delivers."""
     with Ledger(trial.federation.state_dir(1) / LEDGER_NAME) as ledger:

@@ -16,6 +16,7 @@ from simulations.data import (
     Digits,
     Dirichlet,
     FashionMNIST,
+    FLChain,
     Iid,
     Libsvm,
     Phishing,
@@ -142,6 +143,15 @@ def test_an_input_is_scaled_whatever_the_other_examples_are(
         few = (inputs[:20], labels[:20])
         monkeypatch.setattr(sklearn.datasets, name, lambda return_X_y, few=few: few)
         assert np.array_equal(source.load().inputs, whole.inputs[:20])
+
+
+def test_patients_whose_outcome_is_not_known_are_left_out() -> None:
+    pytest.importorskip("sksurv", reason="pip install flwr-safedshb[medical]")
+    table = FLChain(0.2).load()
+    assert table.inputs.shape == (6834, 35)
+    # 2,169 patients died; few of them after ten years.
+    assert table.labels.sum() == 1764
+    assert np.abs(table.inputs).max() < 1.1
 
 
 def test_breast_cancer_measures_fill_their_ranges() -> None:
