@@ -13,7 +13,8 @@ SEARCH := flwr_safedshb/aggregation/smea
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup compiled peers browser proxy lint style types format check quick test \
-	portable loaded compat release loops docs demo duel audit reproduce beyond withstand yardstick chaos bench clean
+	portable loaded compat release loops docs demo duel audit reproduce beyond withstand trainability \
+	yardstick chaos bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -145,6 +146,9 @@ beyond: setup ## Other rules, tasks and federations than the paper's
 
 withstand: setup ## Which federations withstand colluders, against the plan's prediction
 	$(BIN)/python -m simulations.study withstand
+
+trainability: setup ## Which trainings learn in spite of their noise, against the verdict
+	$(BIN)/python -m simulations.study trainability
 
 yardstick: setup ## A public table of private, robust training, and ours beside it
 	$(BIN)/python -m simulations.study yardstick

@@ -68,8 +68,8 @@ def make_load(plan: PrivacyPlan, steps: int, d: int, n: int, f: int = 0) -> Nois
 def expect_training(found: NoiseLoad, cures: Sequence[str] = ()) -> Expectation:
     """Say whether a training has a chance at any learning rate."""
     text = (
-        f"{_WORDS[found.verdict]}: noise load {_round(found.load)} (above 1 no "
-        f"training that we tried got halfway, below {SAFE_LOAD:g} most did)"
+        f"{_WORDS[found.verdict]}: noise load {_round(found.load)} (above 1 "
+        f"hardly any training of ours got halfway, below {SAFE_LOAD:g} most did)"
     )
     if found.verdict == "can train":
         return Expectation(found.verdict, text)

@@ -13,15 +13,17 @@ simulations.study trainability``) what decided was
 
     load = sigma d^(1/4) / (C sqrt(h T)) / 0.3,
 
-as if gradients had sqrt(d) directions. The exponent and 0.3 are fitted and not proved:
-above a load of 1 no training got halfway to what the same task gives without noise, at
-any learning rate.
+as if gradients had sqrt(d) directions. The exponent and 0.3 are fitted and not proved.
+Halfway to what a task gives without noise, at the best of three learning rates, came 0
+of 16 settings with a load above 1 where they were fitted, and 2 of 7 on another seed:
+on a task so easy that even a random model is right for nine of ten, if it is lucky.
+Below 0.15 came 24 of 28 and 13 of 15.
 
 **The growth.** A learning rate gamma turns the noise into a random walk of the weights.
 A layer of norm w whose weights walk by a norm of v multiplies its outputs by
 sqrt(1 + (v/w)^2), and the layers multiply each other: a rate that suits a training
-without noise may blow up the model with it. Above a growth of 300 one training of 34
-got halfway.
+without noise may blow up the model with it. Above a growth of 300 one run of 35 got
+halfway, and on another seed 5 of 11, all of them on that task.
 
 Adversaries are in neither; they only make it worse.
 """
@@ -40,7 +42,7 @@ from flwr_safedshb.theory.checks import (
 )
 from flwr_safedshb.theory.robustness import check_num_malicious
 
-# sigma d^(1/4) / (C sqrt(h T)) above which no training succeeded.
+# sigma d^(1/4) / (C sqrt(h T)) above which hardly any training succeeded.
 _NOISE_LIMIT = 0.3
 # Of the growth: above the first hardly any training succeeded, and the second is safe.
 MAX_GROWTH, SAFE_GROWTH = 300.0, 10.0
@@ -85,7 +87,7 @@ class NoiseLoad:
 
     @property
     def load(self) -> float:
-        """The noise, in units of the most that a training withstood."""
+        """The noise, in units of the most that trainings withstood."""
         steps = math.sqrt((self.n - self.f) * self.steps)
         root = math.sqrt(math.sqrt(self.d))
         felt = self.noise_std * root / (self.clip_norm * steps)

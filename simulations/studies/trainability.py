@@ -4,14 +4,14 @@
 train. Here ten tasks are trained at six epsilons and three learning rates, without
 adversaries, and the outcome is held against the verdict. A training got halfway if its
 accuracy is at least half of the way from guessing to the best accuracy that the task
-reaches at epsilon 100.
+reaches at epsilon 100, both averaged over seeds.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -151,9 +151,20 @@ def find_outcomes(runs: Runs[RunRecord]) -> list[Outcome]:
     return found
 
 
+def average_seeds(found: Sequence[Outcome]) -> list[Outcome]:
+    """Return one outcome for each setting and rate, with its mean accuracy."""
+    groups: dict[tuple[str, str, str], list[Outcome]] = {}
+    for one in found:
+        groups.setdefault((one.task, one.epsilon, one.path), []).append(one)
+    return [
+        replace(some[0], accuracy=float(np.mean([one.accuracy for one in some])))
+        for some in groups.values()
+    ]
+
+
 def report(runs: Runs[RunRecord]) -> Iterator[Section]:
     """Yield how often verdicts are right, and every setting."""
-    found = find_outcomes(runs)
+    found = average_seeds(find_outcomes(runs))
     best = {
         task: max(one.accuracy for one in found if one.task == task)
         for task in dict.fromkeys(one.task for one in found)
@@ -194,7 +205,7 @@ study = Study(
     "Does a training get halfway from guessing to the best that its task allows, where "
     "the verdict before it says that it will, or that it will not?",
     list(make_cases()),
-    # Another seed than the limits were fitted on.
-    seeds=(2,),
+    # The limits were fitted on seed 1. A random model may be lucky once.
+    seeds=(2, 3, 4),
     report=report,
 )
