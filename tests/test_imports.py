@@ -266,7 +266,7 @@ SIMULATION_ROOMS: dict[str, set[str]] = {
     "study": {"command", "config", "results", "studies"},
     "results": {*_ENGINES, "engines", "command", "study"},
     "run": {*_ENGINES, "engines", "command", "results"},
-    "benchmarks": {*_ENGINES, "engines", "command", "results"},
+    "benchmarks": {*_ENGINES, "engines", "chaos", "command", "results"},
     "chaos": {"loopback", "command", "config"},
     "audit": set(),
     "call_graph": {"command"},

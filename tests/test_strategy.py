@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -630,10 +631,11 @@ def test_ctrl_c_is_said_in_one_line_with_a_short_traceback(
             interrupt_deep_inside(depth - 1)
         raise KeyboardInterrupt
 
-    for settings, kept in (
+    choices: tuple[tuple[dict[str, Any], str], ...] = (
         ({}, "give the strategy a checkpoint="),
         ({"checkpoint": tmp_path / "run.npz"}, "to resume"),
-    ):
+    )
+    for settings, kept in choices:
         strategy = SafeDSHB(SMEA(), 1, **settings)
         with pytest.raises(KeyboardInterrupt) as caught:
             strategy.start(Interrupted(federation(3)), model(), 5)

@@ -51,8 +51,11 @@ _NETWORK_VERSION, _SCOPE_VERSION = 4, 6
 
 
 class _Ruleset(ctypes.Structure):
-    _fields_ = (("files", ctypes.c_uint64), ("net", ctypes.c_uint64))
-    _fields_ += (("scoped", ctypes.c_uint64),)
+    _fields_ = (
+        ("files", ctypes.c_uint64),
+        ("net", ctypes.c_uint64),
+        ("scoped", ctypes.c_uint64),
+    )
 
 
 class _PathRule(ctypes.Structure):

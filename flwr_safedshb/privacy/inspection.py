@@ -7,6 +7,7 @@ protects nobody.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -156,6 +157,6 @@ def _describe_scales(largest: NDArray[np.float64]) -> list[str]:
     ]
 
 
-def _list(values: list[float]) -> str:
+def _list(values: Sequence[float]) -> str:
     more = f" and {len(values) - _MAX_NAMED} more" if len(values) > _MAX_NAMED else ""
     return ", ".join(f"{value:g}" for value in values[:_MAX_NAMED]) + more

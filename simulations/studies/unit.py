@@ -166,5 +166,5 @@ study = Study(
     seeds=range(1, 6),
     report=report,
     measure=train,
-    page="persons.md",
+    page="docs/persons.md",
 )

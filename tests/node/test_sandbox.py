@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,7 @@ def test_a_confined_worker_connects_to_its_supernode_only(place: Path) -> None:
 
         def work() -> list[bool]:
             connect = [
-                is_allowed(lambda p=port: socket.create_connection(("127.0.0.1", p)))
+                is_allowed(partial(socket.create_connection, ("127.0.0.1", port)))
                 for port in ports
             ]
             return [*connect, is_allowed(lambda: socket.create_server(("", 0)))]
