@@ -335,10 +335,11 @@ def test_services_and_containers_have_the_guides_options(
 
 
 def test_the_nodes_template_is_a_policy_and_the_guide_has_every_rule() -> None:
+    from flwr_safedshb.algorithm.admission import NODE_KEYS
     from flwr_safedshb.privacy.policy import NodePolicy, get_rule_names
 
     config = read_node_file(KIT / "node.toml").config
-    policy = NodePolicy.from_config(config, ("data", "state-dir", "receipt-key"))
+    policy = NodePolicy.from_config(config, ("data", *NODE_KEYS))
     assert policy.max_epsilon is not None
     assert policy.delta is not None
     assert policy.min_noise_multiplier is not None
