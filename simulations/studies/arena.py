@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from matplotlib import style
 from matplotlib.figure import Figure
@@ -77,15 +77,12 @@ class Task:
         Overrides of the paper's schedule and of one with full batches.
     num_weights : int
         d.
-    without : tuple of str
-        Entries that do not take part.
     """
 
     title: str
     overrides: str
     schedules: Mapping[str, str]
     num_weights: int
-    without: tuple[str, ...] = field(default=())
 
 
 _PHISHING_PAPER = "steps=400 privacy.plan.batch_size=25"
@@ -154,13 +151,12 @@ def make_cases(args: Namespace) -> Iterator[Case]:
     if chosen := vars(args).get("axis entry"):
         chosen.extend(entry.name for entry in own if entry.name not in chosen)
     for name, task in TASKS.items():
-        entries = [one for one in (*ENTRIES, *own) if one.name not in task.without]
         yield from grid(
             *task.overrides.split(),
             task={name: ""},
             entry={
                 one.name: f"{task.schedules[one.schedule]} {one.overrides}"
-                for one in entries
+                for one in (*ENTRIES, *own)
             },
             attack=ATTACKS,
         )
