@@ -165,7 +165,8 @@ class SafeDSHBClient(NumPyClient):
         evaluation: PrivateEvaluation | None = None,
     ) -> None:
         _check_arguments(model, loss, randomness, plan)
-        _check_owners(plan, owners)
+        held_out = 0 if evaluation is None else evaluation.held_out
+        _check_owners(plan, owners, held_out)
         source = SecureRandomness() if randomness is None else randomness
         with log_causes(not source.private):
             data: PrivateData
@@ -176,7 +177,6 @@ class SafeDSHBClient(NumPyClient):
                 data, per_owner = make_owned_examples(*items), max_per_owner
             if source.private:
                 data.refuse_undeclared()
-        held_out = 0 if evaluation is None else evaluation.held_out
         trains, evaluates = split_examples(data, held_out) if held_out else (data, data)
         terms = RunTerms(max_epsilon, delta, source.private, tuple(node_keys))
         self.target = plan if isinstance(plan, PrivacyTarget) else None
@@ -437,8 +437,16 @@ def _check_arguments(
         raise ValueError(f"randomness={randomness!r} must be SeededRandomness(0), say")
 
 
-def _check_owners(plan: PrivacyPlan | PrivacyTarget, owners: Owners | None) -> None:
-    """Refuse owners without a plan for persons, and such a plan without owners."""
+def _check_owners(
+    plan: PrivacyPlan | PrivacyTarget, owners: Owners | None, held_out: int
+) -> None:
+    """Refuse owners that do not fit the plan, or that cannot be held out."""
+    if held_out and isinstance(owners, str):
+        raise ValueError(
+            f"held_out={held_out} needs owners as an array: with the key "
+            f"owners={owners!r} an item that cannot be read would decide who is held "
+            "out"
+        )
     if owners is None and plan.unit == "person":
         raise ValueError(
             "unit='person' of the plan needs owners: say whose example each is, as in "

@@ -110,6 +110,16 @@ def test_a_target_for_persons_finds_their_noise() -> None:
     assert plan.epsilon(20, 1e-5) <= 3.0
 
 
+def test_held_out_persons_need_owners_beside_the_items() -> None:
+    with pytest.raises(ValueError, match="needs owners as an array"):
+        make_by_owner(
+            node(),
+            owners="patient",
+            plan=replace(PERSONS, num_examples=6),
+            evaluation=PrivateEvaluation(1.0, held_out=2),
+        )
+
+
 def test_held_out_persons_vote_and_do_not_train(tmp_path: Path) -> None:
     client = make_by_owner(
         node(tmp_path, unit="person"),

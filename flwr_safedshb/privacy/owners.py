@@ -2,8 +2,10 @@
 
 A person owns a list of examples: visits, images, notes. Two datasets are neighbours if
 they are the same list of m persons but for one of them, whose examples are exchanged
-for any others, in any number. So m is public, as the number of examples is elsewhere,
-and the number of examples of a person is not.
+for any others, in any number. So who the persons are is public to the node's app, and m
+to all, as the number of examples is elsewhere; the number of examples of a person is
+not. Persons are numbered by their identifiers alone: in which order examples stand, and
+how many there are, must not decide which persons are held out.
 
 A step draws persons, and of each at most K of the examples, anew in every step. Every
 drawn person has K places in the batch. An example more or less changes neither the
@@ -13,6 +15,7 @@ shapes of a batch nor how many examples are read.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, cast
 
 import numpy as np
@@ -172,8 +175,8 @@ def make_owned_examples(
 ) -> OwnedExamples:
     """Wrap a dataset whose examples belong to persons.
 
-    Persons are numbered in the order of their first examples. An example whose owner is
-    missing (None or NaN), or that cannot be read when its owner is looked up, is
+    Persons are numbered in the order of their identifiers. An example whose owner is
+    missing (None, NaN or NA), or that cannot be read when its owner is looked up, is
     nobody's: it never trains.
 
     Parameters
@@ -203,8 +206,12 @@ def make_owned_examples(
     key = owners if isinstance(owners, str) else None
     examples = make_examples(dataset, target, unpack, like, omit=key)
     names = _list_owners(dataset, examples.size, owners)
-    numbers: dict[Hashable, int] = {}
-    codes = np.array([_number_owner(name, numbers) for name in names], np.int64)
+    known = [_check_owner(name) for name in names]
+    persons = sorted({name for name in known if name is not None}, key=_order_owner)
+    numbers = {name: number for number, name in enumerate(persons)}
+    codes = np.array(
+        [_NOBODY if name is None else numbers[name] for name in known], np.int64
+    )
     if len(codes) != examples.size:
         raise DatasetError(
             f"owners has {len(codes)} entries for {examples.size} examples; give one "
@@ -247,15 +254,29 @@ def _read_owner(dataset: object, index: int, key: str) -> object:
         return None
 
 
-def _number_owner(name: object, numbers: dict[Hashable, int]) -> int:
-    """Return the number of a person, a new one at the first example."""
+def _check_owner(name: object) -> Hashable | None:
+    """Return an identifier, or None if the owner is missing."""
     if isinstance(name, torch.Tensor | np.ndarray) and name.ndim == 0:
         name = name.item()
-    if name is None or name != name:
-        return _NOBODY
-    if not isinstance(name, Hashable) or isinstance(name, tuple | frozenset):
+    plain = isinstance(name, Hashable) and not isinstance(name, tuple | frozenset)
+    if not plain or isinstance(name, torch.Tensor):
         raise DatasetError(
             "owners has an entry that is no identifier, such as a list of several "
             "persons; an example must have one owner: choose one, or leave it out"
         )
-    return numbers.setdefault(name, len(numbers))
+    if type(name).__repr__ is object.__repr__:
+        raise DatasetError(
+            f"owners has an entry of type {type(name).__name__}, which has no order "
+            "that lasts; give numbers or texts"
+        )
+    try:
+        return None if name is None or bool(name != name) else name
+    except TypeError:  # the missing value of pandas
+        return None
+
+
+def _order_owner(name: Hashable) -> tuple[int, Any, str]:
+    """Return what identifiers are sorted by; equal ones have equal places."""
+    if isinstance(name, Real):
+        return 0, name, ""
+    return 1, 0, f"{type(name).__qualname__} {name!r}"

@@ -304,6 +304,46 @@ def test_plan_gradients_and_data_must_have_one_unit(
         draw_batch(clipped, source)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["p0", "q1", "q2", "q3", "p0"],
+        [3, 1.0, 2, 10, 3],
+        [b"x", "x", 1, 2.5, b"x"],
+        [np.int64(4), 4.0, 7, "4", 4],
+    ],
+)
+def test_a_person_keeps_its_number_whatever_examples_there_are(
+    names: list[object],
+) -> None:
+    """Or one person's examples would decide who else is held out."""
+    numbered = []
+    for order in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [1, 2, 3, 4, 4, 4]):
+        some = [names[i] for i in order]
+        rows = torch.arange(float(len(some))).unsqueeze(1)
+        made = make_owned_examples((rows, torch.zeros(len(some))), some, 1)
+        numbered.append(dict(zip(some, made._owners.tolist(), strict=True)))
+    assert numbered[0] == numbered[1] == numbered[2]
+
+
+def test_missing_owners_are_nobody_and_objects_without_order_are_refused() -> None:
+    class NotAvailable:
+        def __ne__(self, other: object) -> bool:
+            raise TypeError("boolean value of NA is ambiguous")
+
+        __hash__ = object.__hash__
+
+        def __repr__(self) -> str:
+            return "<NA>"
+
+    data = torch.zeros(4, 1), torch.zeros(4)
+    made = make_owned_examples(data, [None, math.nan, NotAvailable(), "a"], 1)
+    assert made.size == 1
+    assert made._owners.tolist() == [-1, -1, -1, 0]
+    with pytest.raises(DatasetError, match="no order that lasts"):
+        make_owned_examples(data, [object(), "a", "b", "c"], 1)
+
+
 def test_held_out_persons_share_no_example_with_the_others() -> None:
     data = number_rows(NAMES)
     drawn = []
