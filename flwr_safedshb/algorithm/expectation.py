@@ -7,11 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from logging import INFO, WARNING
+from typing import TYPE_CHECKING
 
-import numpy as np
-from flwr.common import log
-
-from flwr_safedshb.algorithm.wire import Arrays
 from flwr_safedshb.privacy.accounting.ranges import EPSILON, MAX_EXAMPLES
 from flwr_safedshb.privacy.plan import PrivacyPlan
 from flwr_safedshb.theory.trainability import (
@@ -22,6 +19,9 @@ from flwr_safedshb.theory.trainability import (
     growth,
     walk_length,
 )
+
+if TYPE_CHECKING:
+    from flwr_safedshb.algorithm.wire import Arrays
 
 _WORDS = {
     "will not train": "WILL NOT TRAIN",
@@ -120,9 +120,8 @@ def expect_rate(
     rate, beta : float
         gamma and the momentum.
     """
-    layers = [
-        (array.size, float(np.linalg.norm(array))) for array in arrays if array.ndim > 1
-    ]
+    wide = [array.astype("f8") for array in arrays if array.ndim > 1]
+    layers = [(array.size, math.sqrt((array * array).sum())) for array in wide]
     walk = walk_length(noise_std, 1, honest, steps, rate, beta)
     times = growth(layers, walk)
     if times <= MAX_GROWTH:
@@ -171,6 +170,9 @@ def expect_run(
 def log_once(expectation: Expectation) -> None:
     """Log what to expect, once in a process: nodes of a simulation are of one mind."""
     level = INFO if expectation.verdict == "can train" else WARNING
+    # Here, because the command's help needs this module, and Flower takes long.
+    from flwr.common import log
+
     log(level, "%s", expectation)
 
 

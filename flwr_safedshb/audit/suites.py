@@ -313,9 +313,9 @@ def _measure_epsilons(settings: Settings, advance: Advance) -> Iterator[Row]:
         measured = measure_epsilon(plan, delta, trials, confidence, randomness, advance)
         accounted = plan.epsilon(1, delta)
         holds = measured <= accounted
+        unit = "person" if plan.unit == "person" else plan.adjacency
         yield Row(
-            "by person, " * (plan.unit == "person")
-            + f"{plan.sampling}, {plan.adjacency}, {plan.clipping}",
+            f"{plan.sampling}, {unit}, {plan.clipping}",
             "holds" if holds else "VIOLATED",
             trials,
             {"measured": measured, "accounted": accounted},

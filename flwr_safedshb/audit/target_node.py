@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict, UserConfig
+from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -82,6 +83,9 @@ class TargetNode:
         config: UserConfig = {"state-dir": str(folder), "max-epsilon": 50.0}
         config["delta"] = 1e-5
         self._path = folder / LEDGER_NAME
+        self._sent: set[bytes] = set()
+        # Whether the last answer's arrays went out before, to the byte.
+        self.is_repeated = False
         self._context = Context(7, 11, config, RecordDict(), {})
         self._model = nn.Linear(FEATURES, CLASSES)
         loss = nn.CrossEntropyLoss(reduction="none")
@@ -111,6 +115,7 @@ class TargetNode:
             momentum, count, metrics = client.fit(arrays, config)  # type: ignore[arg-type]
         except Exception as error:
             return describe_error(error)
+        self._remember(momentum)
         return describe_answer(momentum, {"num-examples": count, **metrics})
 
     def train(self, content: RecordDict) -> str:
@@ -123,7 +128,14 @@ class TargetNode:
             return describe_error(error)
         arrays = next(iter(records.array_records.values())).to_numpy_ndarrays()
         metrics = {k: v for r in records.metric_records.values() for k, v in r.items()}
+        self._remember(arrays)
         return describe_answer(arrays, metrics)
+
+    def _remember(self, arrays: Sequence[NDArray[np.generic]]) -> None:
+        """Note what an answer holds, and whether it is an earlier one again."""
+        content = b"".join(array.tobytes() for array in arrays)
+        self.is_repeated = content in self._sent
+        self._sent.add(content)
 
     def step(self, number: int) -> str:
         """Send a good message, and describe the answer."""
