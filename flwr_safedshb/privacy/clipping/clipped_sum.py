@@ -136,7 +136,7 @@ class GradientPart:
 
     def zero_examples(self, examples: torch.Tensor) -> None:
         """Set the gradients of some examples, (k,) of bool, to zero."""
-        examples = examples.repeat_interleave(self.rows)
+        examples = repeat_each(examples, self.rows)
         self.g = _zero_rows(self.g, examples)
         if self.inputs is not None:
             self.inputs = _zero_rows(self.inputs, examples)
@@ -145,7 +145,7 @@ class GradientPart:
         self, factors: torch.Tensor, out: torch.Tensor, total_count: int
     ) -> None:
         """Write sum_i f_i x_i, f of shape (groups, k), to `out`, (groups, d)."""
-        each = factors.repeat_interleave(self.rows, dim=1).unsqueeze(2)
+        each = repeat_each(factors, self.rows).unsqueeze(2)
         g = self.g.view(*each.shape[:2], -1)
         if self.inputs is None:
             sum_outer_products(each, g, out[:, self.own].unsqueeze(1))
@@ -277,6 +277,11 @@ def lower_clip_norm(
         error += ((n * rows + 4.0) * n * spread + n * rows) * u
         error += (count * rows + 4.0) * count * spread * 2.0**-53
     return clip_norm / (1.0 + 2.0 * error)
+
+
+def repeat_each(values: torch.Tensor, times: int) -> torch.Tensor:
+    """Return values, each repeated along the last axis; no copy if that is once."""
+    return values if times == 1 else values.repeat_interleave(times, dim=-1)
 
 
 def bound_spread(rows: int) -> float:
